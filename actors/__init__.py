@@ -1,0 +1,1 @@
+"""Hosts of durable objects on Ray, and the face of Mainspring to applications."""

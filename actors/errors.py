@@ -1,0 +1,245 @@
+"""Every error an application can meet. All derive from `MainspringError`."""
+
+from __future__ import annotations
+
+from drivers.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    DataMissing,
+    DataRolledBack,
+    Fenced,
+    PartitionBusy,
+    SchemaTooNew,
+    StoreClosed,
+    UnsupportedFilesystem,
+    WriteSetRejected,
+    WriteSetTooLarge,
+    WrongPartition,
+)
+from timers.errors import (
+    BatchTooLarge,
+    DuplicateTimerKind,
+    InvalidSchedule,
+    InvalidTimerKind,
+    MainspringError,
+)
+
+__all__ = [
+    "AuthenticationFailed",
+    "BatchTooLarge",
+    "CallDiverged",
+    "CallExpired",
+    "CallOutcomeUnknown",
+    "ChannelClosed",
+    "ClassNotImportable",
+    "CommitFailed",
+    "CommitOutcomeUnknown",
+    "DataMissing",
+    "DataRolledBack",
+    "DuplicateTimerKind",
+    "DuplicateTypeName",
+    "Fenced",
+    "FrameTooLarge",
+    "InvalidArguments",
+    "InvalidClassOption",
+    "InvalidKey",
+    "InvalidOption",
+    "InvalidSchedule",
+    "InvalidTimerKind",
+    "MainspringError",
+    "MalformedFrame",
+    "MethodNotCallable",
+    "NoSuchMethod",
+    "ObjectReset",
+    "Overloaded",
+    "PartitionBusy",
+    "PartitionStopped",
+    "PoisonCall",
+    "ReadOnlyTurn",
+    "ReentrantCall",
+    "Rejected",
+    "RemoteError",
+    "ReplyLost",
+    "ReservedName",
+    "RuntimeNotStarted",
+    "SchemaTooNew",
+    "StoreClosed",
+    "SyncCallInLoop",
+    "TooManyTimers",
+    "TransactionClosed",
+    "TurnOver",
+    "TurnTimeout",
+    "UnknownClass",
+    "UnknownTimer",
+    "UnstorableValue",
+    "UnsupportedFilesystem",
+    "ValueTooLarge",
+    "WriteSetRejected",
+    "WriteSetTooLarge",
+    "WrongPartition",
+    "WrongThread",
+]
+
+
+# --- addressing and class definition -------------------------------------------------------------
+
+
+class InvalidKey(MainspringError, ValueError):
+    """An object key or storage key is empty, too long, not text, or holds a NUL."""
+
+
+class InvalidOption(MainspringError, ValueError):
+    """An argument of a storage, timer or runtime method has a value that makes no sense."""
+
+
+class InvalidClassOption(MainspringError, TypeError):
+    """A durable object class declares an option that does not exist or has a wrong value."""
+
+
+class DuplicateTypeName(MainspringError, TypeError):
+    """Two different classes in one runtime have the same `type_name`."""
+
+
+class ReservedName(MainspringError, AttributeError):
+    """The method name belongs to the runtime and can't be called from outside."""
+
+
+class MethodNotCallable(MainspringError, AttributeError):
+    """The name is private or is not a method, so it can't be called from outside."""
+
+
+class NoSuchMethod(MainspringError, AttributeError):
+    """The class has no method of that name."""
+
+
+class UnknownClass(MainspringError, LookupError):
+    """The partition was asked for a class that it has never been told of."""
+
+
+class ClassNotImportable(MainspringError, ImportError):
+    """The partition's process can't import the class; the message gives module, class and reason."""
+
+
+class InvalidArguments(MainspringError, TypeError):
+    """The arguments do not fit the method's signature; nothing was run."""
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+class UnstorableValue(MainspringError, TypeError):
+    """A value holds something the codec can't carry; the message names the path inside the value."""
+
+
+class ValueTooLarge(MainspringError, ValueError):
+    """An encoded value is larger than the limit."""
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+class Rejected(MainspringError):
+    """Base class for an application's own "no": the turn rolls back, the instance is kept."""
+
+
+class RemoteError(MainspringError):
+    """A method raised an exception whose type this process can't rebuild; it carries type, text and traceback."""
+
+    def __init__(self, message: str, type_name: str = "", remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.remote_traceback = remote_traceback
+
+
+class ReentrantCall(MainspringError):
+    """The call would re-enter an object that is already waiting in the same chain of calls."""
+
+
+class Overloaded(MainspringError):
+    """A bounded queue is full; the message says which. Nothing was run: slow down and call again."""
+
+
+class CallExpired(MainspringError):
+    """The call's deadline passed before it started; nothing was run."""
+
+
+class CallOutcomeUnknown(MainspringError):
+    """No answer came before the deadline: the call may have run, or may still run."""
+
+
+class CallDiverged(MainspringError):
+    """A call id was used again with other arguments; nothing was run."""
+
+
+class ReplyLost(MainspringError):
+    """The turn ran and is durable, but its reply was too large to be kept for a repeated call."""
+
+
+class PoisonCall(MainspringError):
+    """The call ended its process each time it ran alone; it is not run again."""
+
+
+class TurnTimeout(MainspringError):
+    """The turn ran longer than `turn_timeout_ms`; it was cancelled and rolled back."""
+
+
+class ObjectReset(MainspringError):
+    """The object went back to its last durable state under this turn; nothing of the turn was applied."""
+
+
+class PartitionStopped(MainspringError):
+    """The partition is stopping and takes no new work."""
+
+
+class RuntimeNotStarted(MainspringError, RuntimeError):
+    """The runtime has not been started, or was stopped."""
+
+
+class SyncCallInLoop(MainspringError, RuntimeError):
+    """`.sync` was used on a thread that runs an event loop, which it would block; await the call instead."""
+
+
+# --- inside a turn --------------------------------------------------------------------------------
+
+
+class TurnOver(MainspringError, RuntimeError):
+    """Storage, timers or stubs were used in a turn that has ended, timed out or been superseded."""
+
+
+class WrongThread(MainspringError, RuntimeError):
+    """Storage, timers or stubs were used off the partition's thread."""
+
+
+class ReadOnlyTurn(MainspringError, RuntimeError):
+    """A `@shared` method tried to write."""
+
+
+class TransactionClosed(MainspringError, RuntimeError):
+    """A storage transaction was used after it ended."""
+
+
+class TooManyTimers(MainspringError):
+    """The object already has as many timers as the limit allows."""
+
+
+class UnknownTimer(MainspringError, LookupError):
+    """No dead letter or timer with that id exists."""
+
+
+# --- link -----------------------------------------------------------------------------------------
+
+
+class ChannelClosed(MainspringError, ConnectionError):
+    """The connection to a partition is gone."""
+
+
+class AuthenticationFailed(ChannelClosed):
+    """A peer could not prove that it knows the cluster's secret."""
+
+
+class MalformedFrame(ChannelClosed):
+    """A peer sent bytes that are not a valid frame; the connection is closed."""
+
+
+class FrameTooLarge(ChannelClosed):
+    """A frame is larger than `max_frame_bytes`."""

@@ -1,0 +1,80 @@
+"""Every limit and default of the runtime, with its unit and its reason."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Settings(BaseModel):
+    """Limits and defaults of a runtime. Passed to `Runtime.start(settings=...)`; immutable afterwards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # --- durability and commit
+    durability: Literal["full", "normal", "off"] = Field(
+        "full", description="SQLite synchronous mode. 'normal' may lose the last commits on a power failure."
+    )
+    max_group_rows: int = Field(2_000, ge=1, description="Rows in one group commit; more wait for the next.")
+    slice_rows: int = Field(500, ge=1, description="Rows written per loop slice: about 2 ms of SQLite work.")
+    max_write_set_ops: int = Field(10_000, ge=1, description="Operations that one turn may write.")
+    max_write_set_bytes: int = Field(16 * MIB, ge=1, description="Encoded bytes that one turn may write.")
+    wal_truncate_bytes: int = Field(64 * MIB, ge=MIB, description="The WAL is truncated once it is larger.")
+    checkpoint_interval_ms: int = Field(1_000, ge=10, description="How often the WAL is copied back.")
+
+    # --- values and keys
+    max_key_bytes: int = Field(1_024, ge=1, le=1_024, description="UTF-8 bytes of an object's key.")
+    max_storage_key_bytes: int = Field(2_048, ge=1, description="UTF-8 bytes of a storage key.")
+    max_value_bytes: int = Field(2 * MIB, ge=1, description="Encoded bytes of one stored value.")
+    max_args_bytes: int = Field(8 * MIB, ge=1, description="Encoded bytes of one call's arguments or reply.")
+    max_list_rows: int = Field(100_000, ge=1, description="Rows that one storage.list() may return.")
+
+    # --- calls
+    call_timeout_ms: int = Field(60_000, ge=1, description="Default deadline of a call.")
+    call_memory_ms: int = Field(600_000, ge=1_000, description="How long replies of vanished clients are kept.")
+    max_reply_memory_bytes: int = Field(64 * KIB, ge=1, description="Larger replies to outside calls are marked lost.")
+    max_in_flight_calls: int = Field(2_048, ge=1, description="Calls a process has on the wire to one partition.")
+    max_queued_calls: int = Field(20_000, ge=1, description="Calls that may wait in a process for one partition.")
+    max_partition_calls: int = Field(20_000, ge=1, description="Calls a partition holds that have not ended.")
+    max_queued_turns: int = Field(2_048, ge=1, description="Turns waiting at one object (class option overrides).")
+    max_chain_depth: int = Field(64, ge=1, le=64, description="Calls nested in one chain.")
+    max_nested_calls: int = Field(1_000, ge=1, description="Calls that one turn may have outstanding.")
+
+    # --- turns and objects
+    turn_timeout_ms: int = Field(30_000, ge=1, description="Running time of a turn (class option overrides).")
+    timer_turn_timeout_ms: int = Field(900_000, ge=1, description="Running time of a timer's turn.")
+    cancel_grace_ms: int = Field(2_000, ge=1, description="A cancelled turn that still runs then is abandoned.")
+    idle_timeout_ms: int = Field(10_000, ge=1, description="Idle objects leave memory after this.")
+    max_active_objects: int = Field(50_000, ge=1, description="Objects in memory; idle ones leave first.")
+
+    # --- timers
+    max_timers_per_object: int = Field(10_000, ge=1, description="Named timers of one object.")
+    max_timer_payload_bytes: int = Field(128 * KIB, ge=1, description="Encoded bytes of a timer's payload.")
+    max_timer_turns: int = Field(1_024, ge=1, description="Timer turns queued or running in a partition.")
+    max_timer_turns_per_class: int = Field(256, ge=1, description="The same for one class.")
+    max_timer_turns_per_object: int = Field(64, ge=1, description="Due timers queued at one object.")
+    misfire_all_limit: int = Field(1_000, ge=1, description="Runs that `misfire='all'` catches up with.")
+    poll_ms: int = Field(1_000, ge=1, description="Every partition compares min(due) with the clock this often.")
+    crash_limit: int = Field(3, ge=1, description="Crashes while alone that turn work into a dead letter.")
+    careful_solo_ms: int = Field(1_000, ge=1, description="How long careful mode lets one turn run alone.")
+    max_dead_letters: int = Field(100_000, ge=1, description="Dead letters a partition keeps; past it status warns.")
+
+    # --- process
+    loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
+    loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")
+    lock_wait_ms: int = Field(10_000, ge=0, description="How long opening waits for a partition's lock.")
+    busy_timeout_ms: int = Field(30_000, ge=0, description="SQLite busy timeout of the writer.")
+
+    # --- link
+    max_frame_bytes: int = Field(32 * MIB, ge=KIB, description="Bytes of one frame on a link.")
+    handshake_timeout_ms: int = Field(5_000, ge=1, description="A peer must have proved itself by then.")
+    link_high_water_bytes: int = Field(8 * MIB, ge=KIB, description="A slower reader pauses its own calls.")
+    link_kill_bytes: int = Field(64 * MIB, ge=KIB, description="A reader this far behind is disconnected.")
+    max_connections: int = Field(1_024, ge=1, description="Connections that one partition accepts.")
+    batch_delay_ms: int = Field(0, ge=0, description="Extra time stubs wait to gather calls; 0: one loop tick.")
+    ack_delay_ms: int = Field(50, ge=0, description="Idle stubs acknowledge replies after this.")
+    connect_timeout_ms: int = Field(30_000, ge=1, description="Starting: how long to wait for a partition to serve.")

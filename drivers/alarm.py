@@ -1,0 +1,73 @@
+"""The physical alarm: arms the earliest wake, tells the tick, and looks by itself in case a wake was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from drivers.clock import Clock, Handle
+
+__all__ = ["Alarm"]
+
+
+class Alarm:
+    """One wake-up per partition. `fire` is called when the earliest armed time has come, never before it.
+
+    `earliest_ms` is asked every `poll_ms` whatever was armed: it is the answer to lost wakes, clock steps and a dead
+    wheel. `poll_ms=None` turns that off, for clocks that can't lose a wake.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        fire: Callable[[], None],
+        *,
+        earliest_ms: Callable[[], int | None],
+        poll_ms: int | None,
+    ) -> None:
+        self._clock = clock
+        self._fire = fire
+        self._earliest_ms = earliest_ms
+        self._poll_ms = poll_ms
+        self._handle: Handle | None = None
+        self._poll_handle: Handle | None = None
+        self._stopped = False
+        self.armed_ms: int | None = None
+
+    def start(self) -> None:
+        """Arm for what is stored, and begin to poll."""
+        self.arm(self._earliest_ms())
+        self._schedule_poll()
+
+    def arm(self, due_ms: int | None) -> None:
+        """Wake at `due_ms` unless an earlier wake is armed already. None arms nothing."""
+        if due_ms is None or self._stopped or (self.armed_ms is not None and self.armed_ms <= due_ms):
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self.armed_ms = due_ms
+        self._handle = self._clock.call_at(due_ms, self._wake)
+
+    def _wake(self) -> None:
+        self._handle = None
+        self.armed_ms = None
+        if not self._stopped:
+            self._fire()
+
+    def _schedule_poll(self) -> None:
+        if self._poll_ms is not None and not self._stopped:
+            self._poll_handle = self._clock.call_later(self._poll_ms, self._poll)
+
+    def _poll(self) -> None:
+        due_ms = self._earliest_ms()
+        if due_ms is not None and due_ms <= self._clock.wall_ms():
+            self._fire()
+        else:
+            self.arm(due_ms)
+        self._schedule_poll()
+
+    def stop(self) -> None:
+        """Arm nothing and call nobody from now on."""
+        self._stopped = True
+        for handle in (self._handle, self._poll_handle):
+            if handle is not None:
+                handle.cancel()

@@ -1,0 +1,127 @@
+"""Files and the rules that make two owners of one partition impossible."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from drivers.errors import PartitionBusy, UnsupportedFilesystem
+
+__all__ = ["FileLock", "check_filesystem", "fsync_directory", "partition_directory"]
+
+#: How often a waiting opener looks whether the holder is gone.
+_LOCK_POLL_S = 0.05
+#: File systems shared between machines: SQLite's WAL needs shared memory of one machine, and their locks lie.
+_NETWORK_FILESYSTEMS = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "9p",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "fuse.sshfs",
+        "fuse.s3fs",
+    }
+    | {"fuse.gcsfuse", "beegfs", "gpfs", "fuse.glusterfs", "fuse.juicefs"}
+)
+
+
+def partition_directory(data_dir: Path | str, partition: int) -> Path:
+    """Where a partition's files are."""
+    return Path(data_dir) / "partitions" / f"{partition:04d}"
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the directory's entries durable: a new file exists after a power failure only then."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def filesystem_type(path: Path, mounts: str = "/proc/self/mounts") -> str | None:
+    """The type of the file system that holds `path`, or None where the system does not tell."""
+    try:
+        lines = Path(mounts).read_text().splitlines()
+    except OSError:
+        return None
+    target = str(path.resolve())
+    best, kind = "", None
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = target == point or target.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def check_filesystem(path: Path | str, mounts: str = "/proc/self/mounts") -> None:
+    """Raise `UnsupportedFilesystem` when the directory is shared between machines."""
+    kind = filesystem_type(Path(path), mounts)
+    if kind in _NETWORK_FILESYSTEMS:
+        raise UnsupportedFilesystem(
+            f"{path} is on a {kind} file system, where SQLite's WAL loses data. Use the node's own disk."
+        )
+
+
+class FileLock:
+    """An exclusive POSIX record lock on one file, held by this process until `release` or its death.
+
+    lockf and not flock: a flock is kept alive by forked children. The file is opened once per process, since
+    closing any descriptor of it would drop the lock.
+    """
+
+    _held: dict[str, FileLock] = {}
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._descriptor: int | None = None
+
+    def acquire(self, wait_ms: int = 0) -> None:
+        """Take the lock, waiting up to `wait_ms`. Raises `PartitionBusy`, naming the holder."""
+        name = str(self.path.resolve())
+        if name in self._held:  # record locks do not exclude openers in one process; this does
+            raise PartitionBusy(f"{self.path} is already open in this process (pid {os.getpid()}). Stop it first.")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + wait_ms / 1_000
+        while True:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    os.close(descriptor)
+                    raise
+                if time.monotonic() >= deadline:
+                    holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+                    os.close(descriptor)
+                    raise PartitionBusy(
+                        f"{self.path} is held by another process (pid {holder}). Stop that process, or wait until "
+                        "it ends; two owners of one partition are never allowed."
+                    ) from error
+            time.sleep(_LOCK_POLL_S)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        self._descriptor = descriptor
+        self._held[name] = self
+
+    def release(self) -> None:
+        """Give the lock up; no error when it is not held."""
+        if self._descriptor is None:
+            return
+        self._held.pop(str(self.path.resolve()), None)
+        os.close(self._descriptor)
+        self._descriptor = None

@@ -1,0 +1,379 @@
+"""Group commit: one writer, many write sets, one transaction, one fsync; gates open together, in order.
+
+Statements run on the loop thread in short slices (sqlite3 gives up the GIL at every row, so a busy loop beside a
+writing thread would make them a hundred times slower); only COMMIT and the next BEGIN wait on the executor's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from drivers.errors import CommitFailed, CommitOutcomeUnknown, Fenced, WriteSetRejected
+from drivers.executor import Executor
+from drivers.sqlite_store import is_disk_full
+from drivers.store import Store
+from drivers.tables import Op
+from drivers.write_set import InboxEntry, WriteSet
+from timers.batch import Absent, Batch, Delete, Equals, NotAfter, Outcome, Precondition, Present, Put
+
+__all__ = ["BatchUnit", "GroupCommitter", "Rider"]
+
+
+class Rider(Protocol):
+    """Adds rows to each group on their way: the inbox and the claims cost no commit of their own."""
+
+    def ride(self, commit_seq: int, entries: Sequence[InboxEntry]) -> Iterable[Op]: ...
+
+    def landed(self, commit_seq: int) -> None:
+        """The group is durable."""
+        ...
+
+    def lost(self, commit_seq: int) -> None:
+        """The group was not applied."""
+        ...
+
+
+class BatchUnit:
+    """A page of engine batches in the commit queue: each batch is judged alone, all commit together."""
+
+    __slots__ = ("batches", "future", "outcomes")
+
+    def __init__(self, batches: Sequence[Batch], future: asyncio.Future[Sequence[Outcome]]) -> None:
+        self.batches = batches
+        self.future = future
+        self.outcomes: list[Outcome] = []
+
+    def finish(self, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(self.outcomes)
+        else:
+            self.future.set_exception(error)
+
+
+Unit = WriteSet | BatchUnit
+
+
+class GroupCommitter:
+    """The one writer of a partition.
+
+    `submit` takes write sets in the order in which their turns ended. `on_fatal` is called once, when the outcome
+    of a commit is unknown or a newer owner was found: the partition must answer nobody and exit.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        *,
+        wall_ms: Callable[[], int],
+        on_fatal: Callable[[BaseException], None],
+        riders: Sequence[Rider] = (),
+        max_group_rows: int = 2_000,
+        slice_rows: int = 500,
+        wal_truncate_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._wall_ms = wall_ms
+        self._on_fatal = on_fatal
+        self.riders: list[Rider] = list(riders)
+        self._max_group_rows = max_group_rows
+        self._slice_rows = slice_rows
+        self._wal_truncate_bytes = wal_truncate_bytes
+        self._queue: deque[Unit] = deque()
+        self._group: list[Unit] = []
+        self._entries: list[InboxEntry] = []
+        self._rows = 0
+        self._busy = False  # a group is being written or committed, or is scheduled
+        self._poked = False
+        self._dead: BaseException | None = None
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self.commits = 0
+        self.units = 0
+
+    # --- the queue ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the first transaction. Raises sqlite3.OperationalError when the file can't be locked."""
+        self._store.begin()
+
+    def submit(self, unit: Unit) -> None:
+        """Queue one unit. It is told its end through its waiters, never from inside this call."""
+        self._queue.append(unit)
+        self._wake()
+
+    async def apply(self, batches: Sequence[Batch]) -> Sequence[Outcome]:
+        """Apply engine batches in order in one transaction, each judged on its own."""
+        future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
+        self.submit(BatchUnit(batches, future))
+        return await future
+
+    def poke(self) -> None:
+        """Commit what the riders have, even when no unit comes."""
+        self._poked = True
+        self._wake()
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy and not self._queue
+
+    async def drain(self) -> None:
+        """Wait until everything submitted so far has ended."""
+        while not self.idle and self._dead is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+    def _wake(self) -> None:
+        if not self._busy and self._dead is None:
+            self._busy = True
+            # the next loop turn: everything that ends in this one shares the group
+            asyncio.get_running_loop().call_soon(self._gather)
+
+    # --- writing a group ------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """One slice: judge and write what is ready, then go on, or commit."""
+        if self._dead is not None:
+            return
+        limit = self._rows + self._slice_rows
+        try:
+            while self._queue and self._rows < self._max_group_rows and self._rows < limit:
+                self._judge(self._queue.popleft())
+            more_units = bool(self._queue) and self._rows < self._max_group_rows
+            if not more_units:
+                self._board_riders()
+            more_rows = self._store.flush(self._slice_rows)
+        except sqlite3.Error as error:
+            self._statement_failed(error)
+            return
+        except (OverflowError, ValueError, TypeError) as error:  # a parameter that SQLite can't hold
+            self._isolate(error)
+            return
+        if more_units:
+            asyncio.get_running_loop().call_soon(self._gather)
+        elif more_rows:
+            asyncio.get_running_loop().call_soon(self._flush_rest)
+        else:
+            self._commit()
+
+    def _flush_rest(self) -> None:
+        if self._dead is not None:
+            return
+        try:
+            more = self._store.flush(self._slice_rows)
+        except sqlite3.Error as error:
+            self._statement_failed(error)
+            return
+        except (OverflowError, ValueError, TypeError) as error:
+            self._isolate(error)
+            return
+        if more:
+            asyncio.get_running_loop().call_soon(self._flush_rest)
+        else:
+            self._commit()
+
+    def _judge(self, unit: Unit) -> None:
+        if isinstance(unit, BatchUnit):
+            unit.outcomes.clear()
+            for batch in unit.batches:
+                unit.outcomes.append(self._judge_batch(batch))
+            self._group.append(unit)
+            return
+        lineage = unit.lineage
+        if lineage is not None and lineage.broken is not None:
+            unit.finish(
+                WriteSetRejected(f"{lineage.name}: not applied, because an earlier write of the object was not")
+            )
+            return
+        for guard in unit.guards or ():
+            if not guard.holds(self._store.peek(guard.table, guard.key)):
+                self._reject(unit, f"the guard {guard} no longer holds")
+                return
+        self._store.write(unit.ops)
+        self._rows += len(unit.ops)
+        if unit.inbox is not None:
+            self._entries.append(unit.inbox)
+        self._group.append(unit)
+
+    @staticmethod
+    def _reject(unit: WriteSet, reason: str) -> None:
+        name = unit.lineage.name if unit.lineage else "a write set"
+        error = WriteSetRejected(f"{name}: write set {unit.position} was not applied: {reason}")
+        if unit.lineage is not None:
+            unit.lineage.broken = error
+        unit.finish(error)
+
+    def _judge_batch(self, batch: Batch) -> Outcome:
+        for precondition in batch.preconditions:
+            if isinstance(precondition, NotAfter):
+                if self._wall_ms() > precondition.deadline_ms:
+                    return Outcome.DEADLINE_PASSED
+            elif not self._holds(precondition):
+                return Outcome.PRECONDITION_FAILED
+        ops: list[Op] = []
+        for write in batch.writes:
+            if isinstance(write, Put):
+                ops.append((write.row.table, write.row.key(), write.row.values()))
+            else:
+                assert isinstance(write, Delete)
+                ops.append((write.table, write.key, None))
+        self._store.write(ops)
+        self._rows += len(ops)
+        return Outcome.COMMITTED
+
+    def _holds(self, precondition: Precondition) -> bool:
+        if isinstance(precondition, Equals):
+            row = precondition.row
+            return self._store.peek(row.table, row.key()) == row.values()
+        if isinstance(precondition, Absent):
+            return self._store.peek(precondition.table, precondition.key) is None
+        assert isinstance(precondition, Present)
+        return self._store.peek(precondition.table, precondition.key) is not None
+
+    def _board_riders(self) -> None:
+        self._poked = False
+        commit_seq = self._store.commit_seq + 1
+        for rider in self.riders:
+            self._store.write(rider.ride(commit_seq, self._entries))
+        self._entries = []
+
+    # --- the end of a group ---------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        self._executor.submit(self._commit_and_begin, self._committed)
+
+    def _commit_and_begin(self) -> BaseException | None:
+        """On the executor's thread. Raises what COMMIT raised; returns what the next BEGIN raised."""
+        self._store.commit()
+        try:
+            if self._store.wal_bytes() > self._wal_truncate_bytes:
+                self._store.truncate_wal()
+            self._store.begin()
+        except Exception as error:
+            return error  # the group *is* durable, only the next one can't begin
+        return None
+
+    def _committed(self, begin_error: BaseException | None, error: BaseException | None) -> None:
+        if error is not None:
+            self._commit_failed(error)
+            return
+        group = self._take_group()
+        self.commits += 1
+        self.units += len(group)
+        for rider in self.riders:
+            rider.landed(self._store.commit_seq)
+        for unit in group:
+            unit.finish(None)
+        if begin_error is not None:
+            self._die(begin_error)
+            return
+        self._next()
+
+    def _take_group(self) -> list[Unit]:
+        group, self._group, self._rows, self._entries = self._group, [], 0, []
+        return group
+
+    def _next(self) -> None:
+        self._busy = False
+        if self._queue or self._poked:
+            self._wake()
+        else:
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        waiters, self._idle_waiters = self._idle_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _commit_failed(self, error: BaseException) -> None:
+        if isinstance(error, sqlite3.Error) and is_disk_full(error):
+            self._certain_failure(error)
+        elif isinstance(error, Fenced):
+            self._die(error)
+        else:
+            # A WAL commit whose fsync failed may still reappear after a crash: nobody can say, so nobody is told.
+            unknown = CommitOutcomeUnknown(
+                f"COMMIT failed ({error}); whether the last {len(self._group)} write sets are durable is not known. "
+                "The partition exits and its successor reads what is there."
+            )
+            unknown.__cause__ = error
+            self._die(unknown)
+
+    def _statement_failed(self, error: sqlite3.Error) -> None:
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.InterfaceError | sqlite3.DataError):
+            self._isolate(error)
+        else:
+            self._certain_failure(error)  # before COMMIT: certainly not applied
+
+    def _certain_failure(self, error: BaseException) -> None:
+        """Nothing of this group was applied: say so to each, and to everything queued on the same objects."""
+        try:
+            self._store.rollback()
+            self._store.begin()
+        except Exception as failed:
+            self._die(failed)
+            return
+        group = self._take_group()
+        failure = CommitFailed(f"not applied: {error}. The objects are back at their last durable state.")
+        failure.__cause__ = error
+        for unit in group:
+            if isinstance(unit, WriteSet) and unit.lineage is not None and unit.lineage.broken is None:
+                unit.lineage.broken = failure
+        for rider in self.riders:
+            rider.lost(self._store.commit_seq + 1)
+        for unit in group:
+            unit.finish(failure)
+        self._next()
+
+    def _isolate(self, error: BaseException) -> None:
+        """One unit of the group can't be written: find it by writing each on its own, and reject only that one."""
+        try:
+            self._store.rollback()
+            self._store.begin()
+        except Exception as failed:
+            self._die(failed)
+            return
+        units = [*self._take_group()]
+        for rider in self.riders:
+            rider.lost(self._store.commit_seq + 1)
+        good: list[Unit] = []
+        for unit in units:
+            self._try_alone(unit, good)
+        self._rows = 0
+        # Back to the front of the queue in their old order: what is left is known to be writable.
+        self._queue.extendleft(reversed(good))
+        asyncio.get_running_loop().call_soon(self._gather)
+
+    def _try_alone(self, unit: Unit, good: list[Unit]) -> None:
+        try:
+            if isinstance(unit, WriteSet):
+                self._store.write(unit.ops)
+            else:
+                for batch in unit.batches:
+                    self._judge_batch(batch)
+            self._store.flush()
+        except (sqlite3.Error, OverflowError, ValueError, TypeError) as error:
+            if isinstance(unit, WriteSet):
+                self._reject(unit, f"it can't be written ({error})")
+            else:
+                unit.finish(WriteSetRejected(f"a page of batches can't be written ({error})"))
+        else:
+            good.append(unit)
+        finally:
+            self._store.rollback()
+            self._store.begin()
+
+    def _die(self, error: BaseException) -> None:
+        self._dead = error
+        self._queue.clear()
+        self._group.clear()
+        self._tell_idle()
+        self._on_fatal(error)

@@ -1,0 +1,143 @@
+"""The SQLite schema of a partition and its migrations (made by sqlite-utils, read by everything else)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
+
+from drivers.errors import SchemaTooNew
+
+__all__ = ["SCHEMA_VERSION", "check_schema", "migrate"]
+
+#: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
+SCHEMA_VERSION = 1
+
+partition_migrations = Migrations("mainspring_partition")
+
+# The timer table is clustered by lane and due time: arming appends near the end of a lane and firing deletes a
+# range, which measured 2.4 times faster to arm and 9 times faster to fire than a key-ordered table with a due index.
+# KV is clustered by object, so one object's state lies together. Message tables come with their own migration.
+_TABLES_V1 = """
+CREATE TABLE partition (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    cluster_id TEXT NOT NULL,
+    partition_id INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    commit_seq INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    next_id INTEGER NOT NULL,
+    clean INTEGER NOT NULL
+);
+CREATE TABLE objects (
+    oid INTEGER PRIMARY KEY,
+    slot INTEGER NOT NULL,
+    class TEXT NOT NULL,
+    key TEXT NOT NULL,
+    UNIQUE (class, key)
+);
+CREATE INDEX objects_by_slot ON objects (slot, class, key);
+CREATE TABLE kv (
+    oid INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (oid, key)
+) WITHOUT ROWID;
+CREATE TABLE directory (
+    oid INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    kind INTEGER NOT NULL,
+    due_ms INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    first_due_ms INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    crashes INTEGER NOT NULL,
+    missed INTEGER NOT NULL,
+    spec BLOB NOT NULL,
+    PRIMARY KEY (oid, name)
+) WITHOUT ROWID;
+CREATE TABLE timers (
+    lane INTEGER NOT NULL,
+    due_ms INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    ref BLOB NOT NULL,
+    generation INTEGER NOT NULL,
+    first_due_ms INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (lane, due_ms, kind, ref, generation)
+) WITHOUT ROWID;
+CREATE TABLE inbox (
+    commit_seq INTEGER PRIMARY KEY,
+    entries BLOB NOT NULL
+);
+CREATE TABLE intents (
+    class TEXT NOT NULL,
+    key TEXT NOT NULL,
+    turn_id BLOB NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (class, key)
+) WITHOUT ROWID;
+CREATE TABLE claims (
+    turn_id BLOB PRIMARY KEY,
+    kind TEXT NOT NULL,
+    class TEXT NOT NULL,
+    key TEXT NOT NULL,
+    name TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    alone INTEGER NOT NULL,
+    crashes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE dead_letters (
+    id INTEGER PRIMARY KEY,
+    class TEXT NOT NULL,
+    key TEXT NOT NULL,
+    kind INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    due_ms INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    crashes INTEGER NOT NULL,
+    error TEXT NOT NULL,
+    spec BLOB NOT NULL,
+    created_ms INTEGER NOT NULL
+);
+CREATE TABLE slots (
+    slot INTEGER PRIMARY KEY,
+    state TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    move_id TEXT
+);
+CREATE TABLE classes (
+    type_name TEXT PRIMARY KEY,
+    module TEXT NOT NULL,
+    qualname TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+@partition_migrations()
+def m001_first_tables(db: Database) -> None:
+    """State, timers, inbox, intents, claims, dead letters, slots and classes of a partition."""
+    for statement in _TABLES_V1.split(";"):
+        if statement.strip():
+            db.execute(statement)
+
+
+def check_schema(db: Database, path: Path | str) -> None:
+    """Raise `SchemaTooNew` when the file was written by a newer Mainspring. Reads only."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    known = {migration.name for migration in partition_migrations._migrations}
+    applied = {migration.name for migration in partition_migrations.applied(db)}
+    if version > SCHEMA_VERSION or applied - known:
+        raise SchemaTooNew(
+            f"{path} has schema version {version} ({', '.join(sorted(applied - known)) or 'no unknown migrations'}), "
+            f"this Mainspring knows up to {SCHEMA_VERSION}. Upgrade Mainspring before opening it; nothing was changed."
+        )
+
+
+def migrate(db: Database, path: Path | str) -> None:
+    """Bring the file to this version's schema. Raises `SchemaTooNew` before any write."""
+    check_schema(db, path)
+    partition_migrations.apply(db)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -1,0 +1,328 @@
+"""The durable store: one SQLite file in WAL mode, a writer and a reader connection, plain statements."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+
+from drivers import sql
+from drivers.errors import DataMissing, DataRolledBack, Fenced, StoreClosed, WrongPartition
+from drivers.files import fsync_directory
+from drivers.schema import check_schema, migrate
+from drivers.store import Counters, Header, PendingWrites
+from drivers.tables import Key, Op, Values
+
+__all__ = ["SqliteStore", "is_disk_full"]
+
+_SQLITE_FULL = 13  # sqlite3.SQLITE_FULL exists from Python 3.11 on
+_SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "off": "OFF"}
+#: Pages of cache per connection: 16 MiB of 4 KiB pages keeps the working set of a partition in memory.
+_CACHE_KIB = 16 * 1024
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """True for SQLITE_FULL, which is certain: nothing of the transaction was applied."""
+    code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
+    if code is not None:
+        return bool(code & 0xFF == sqlite3.SQLITE_FULL) if hasattr(sqlite3, "SQLITE_FULL") else code & 0xFF == 13
+    return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)
+
+
+def _connect(
+    path: Path, busy_timeout_ms: int, factory: type[sqlite3.Connection] = sqlite3.Connection
+) -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?mode=rw"
+    connection = sqlite3.connect(
+        uri,
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,  # the committer thread runs COMMIT and BEGIN, one thread at a time
+        timeout=busy_timeout_ms / 1_000,
+        cached_statements=256,
+        factory=factory,
+    )
+    connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    return connection
+
+
+class SqliteStore:
+    """A partition's database. Made by `create`, opened by `open`; see `drivers.store.Store` for the contract."""
+
+    def __init__(self, path: Path, writer: sqlite3.Connection, reader: sqlite3.Connection, header: Header) -> None:
+        self.path = path
+        self._writer = writer
+        self._reader = reader
+        self._header = header
+        self._pending = PendingWrites()
+        self._commit_seq = header.commit_seq
+        self._clean = 0
+        self._closed = False
+        self.counters = Counters(header.generation, header.next_id)
+        self.was_clean = True
+
+    # --- opening --------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: Path, cluster_id: str, partition_id: int) -> None:
+        """Make an empty partition file and sync it and its directory. Raises FileExistsError when there is one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(path.name + ".new")
+        draft.unlink(missing_ok=True)
+        connection = sqlite3.connect(draft, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = FULL")
+            migrate(Database(connection), path)
+            connection.execute(sql.INSERT_HEADER, (cluster_id, partition_id))
+            connection.execute("PRAGMA journal_mode = WAL")
+        finally:
+            connection.close()
+        # link() refuses to replace, so that two creators can't overwrite each other's data.
+        os.link(draft, path)
+        draft.unlink()
+        fsync_directory(path.parent)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        cluster_id: str | None,
+        partition_id: int,
+        min_commit_seq: int = 0,
+        durability: str = "full",
+        busy_timeout_ms: int = 30_000,
+        writer_factory: type[sqlite3.Connection] = sqlite3.Connection,
+    ) -> SqliteStore:
+        """Open an existing file, check that it is the right one, and take the next epoch, durably.
+
+        Raises `DataMissing`, `WrongPartition`, `DataRolledBack`, `SchemaTooNew`; nothing is written before the checks.
+        """
+        if not path.exists():
+            raise DataMissing(
+                f"partition {partition_id}: {path} does not exist. Bring the file back (or mount its disk); "
+                "the partition looks again by itself and never starts empty."
+            )
+        writer = _connect(path, busy_timeout_ms, writer_factory)
+        try:
+            header = cls._check(writer, path, cluster_id, partition_id, min_commit_seq)
+            writer.execute("PRAGMA journal_mode = WAL")
+            writer.execute("PRAGMA wal_autocheckpoint = 0")
+            migrate(Database(writer), path)
+            # The new epoch is durable whatever durability the data is given: it is what fences the old owner.
+            writer.execute("PRAGMA synchronous = FULL")
+            if writer.execute(sql.TAKE_EPOCH, (header.epoch,)).rowcount != 1:
+                raise Fenced(f"partition {partition_id}: another owner took {path} while it was being opened")
+            writer.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+            reader = _connect(path, busy_timeout_ms)
+            reader.execute("PRAGMA query_only = ON")
+        except BaseException:
+            writer.close()
+            raise
+        store = cls(path, writer, reader, header.with_epoch(header.epoch + 1))
+        store.was_clean = header.clean
+        return store
+
+    @staticmethod
+    def _check(
+        connection: sqlite3.Connection,
+        path: Path,
+        cluster_id: str | None,
+        partition_id: int,
+        min_commit_seq: int,
+    ) -> Header:
+        check_schema(Database(connection), path)
+        try:
+            row = connection.execute(sql.READ_HEADER).fetchone()
+        except sqlite3.OperationalError as error:
+            raise WrongPartition(f"{path} is not a partition file ({error})") from error
+        if row is None:
+            raise WrongPartition(f"{path} has no partition header")
+        header = Header(*row[:6], bool(row[6]))
+        if cluster_id is not None and header.cluster_id != cluster_id:
+            raise WrongPartition(
+                f"{path} belongs to cluster {header.cluster_id}, this runtime is {cluster_id}. "
+                "Start it with the data directory it was created with."
+            )
+        if header.partition_id != partition_id:
+            raise WrongPartition(f"{path} belongs to partition {header.partition_id}, not to {partition_id}")
+        if header.commit_seq < min_commit_seq:
+            raise DataRolledBack(
+                f"partition {partition_id}: {path} is at commit {header.commit_seq}, the coordinator has seen "
+                f"{min_commit_seq}. An older copy was put in its place: restore the newer one."
+            )
+        return header
+
+    @property
+    def header(self) -> Header:
+        return self._header
+
+    @property
+    def commit_seq(self) -> int:
+        return self._commit_seq
+
+    # --- reads ----------------------------------------------------------------------------------
+
+    def _read(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
+        if self._closed:
+            raise StoreClosed(f"{self.path} is closed")
+        # fetched whole, so that no read transaction stays open and holds back checkpoints
+        rows: list[Any] = self._reader.execute(statement, parameters).fetchall()
+        return rows
+
+    def get(self, table: str, key: Key) -> Values | None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} is closed")
+        row: Values | None = self._reader.execute(sql.GET_SQL[table], key).fetchone()
+        return row
+
+    def scan(
+        self,
+        table: str,
+        prefix: Key = (),
+        *,
+        start: Key | None = None,
+        start_after: Key | None = None,
+        end: Key | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> list[Key]:
+        statement = sql.scan_sql(
+            table,
+            len(prefix),
+            len(start or ()),
+            len(start_after or ()),
+            len(end or ()),
+            reverse,
+            limit is not None,
+        )
+        bounds = (*prefix, *(start or ()), *(start_after or ()), *(end or ()))
+        rows: list[Key] = self._read(statement, bounds if limit is None else (*bounds, limit))
+        return rows
+
+    def find_object(self, class_name: str, key: str) -> int | None:
+        rows = self._read(sql.FIND_OBJECT, (class_name, key))
+        return rows[0][0] if rows else None
+
+    def list_objects(
+        self, class_name: str, prefix: str, after: str | None, limit: int
+    ) -> list[tuple[int, str, int | None]]:
+        end = prefix_end(prefix)
+        # after "" is before every key, since no key is empty
+        rows = self._read(sql.LIST_OBJECTS, (class_name, prefix, after or "", end, end, limit))
+        return [(oid, key, due) for oid, key, due in rows]
+
+    def lanes(self) -> list[int]:
+        return [lane for (lane,) in self._read(sql.LANES)]
+
+    def next_due_ms(self, lane: int | None = None, after_ms: int | None = None) -> int | None:
+        if lane is None:
+            rows = self._read(sql.NEXT_DUE)
+        elif after_ms is None:
+            rows = self._read(sql.NEXT_DUE_IN_LANE, (lane,))
+        else:
+            rows = self._read(sql.NEXT_DUE_AFTER, (lane, after_ms))
+        due: int | None = rows[0][0]
+        return due
+
+    # --- the open transaction -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._writer.execute(sql.BEGIN)
+
+    def peek(self, table: str, key: Key) -> Values | None:
+        known, values = self._pending.lookup(table, key)
+        if known:
+            return values
+        row: Values | None = self._writer.execute(sql.GET_SQL[table], key).fetchone()
+        return row
+
+    def write(self, ops: Iterable[Op]) -> None:
+        self._pending.add(ops)
+
+    def flush(self, max_rows: int | None = None) -> bool:
+        pending = self._pending
+        execute, executemany = self._writer.execute, self._writer.executemany
+        for table, prefix in pending.clears:
+            execute(sql.CLEAR_SQL[table, len(prefix)], prefix)
+        pending.clears.clear()
+        left = max_rows
+        for table in list(pending.rows):
+            rows = pending.rows[table]
+            if left is not None and len(rows) > left:
+                chunk = [(key, rows.pop(key)) for key in list(rows)[:left]]
+            else:
+                chunk = list(rows.items())
+                del pending.rows[table]
+            # Sorted, so that neighbours share pages: fewer page visits and a smaller WAL.
+            puts = sorted(key + values for key, values in chunk if values is not None)
+            if puts:
+                executemany(sql.PUT_SQL[table], puts)
+            deletes = sorted(key for key, values in chunk if values is None)
+            if deletes:
+                executemany(sql.DELETE_SQL[table], deletes)
+            if left is not None:
+                left -= len(chunk)
+                if left <= 0:
+                    break
+        return bool(pending.rows)
+
+    def commit(self) -> int:
+        counters = self.counters
+        touched = self._writer.execute(
+            sql.TOUCH_HEADER,
+            (self._commit_seq + 1, counters.generation, counters.next_id, self._clean, self._header.epoch),
+        )
+        if touched.rowcount != 1:
+            raise Fenced(
+                f"partition {self._header.partition_id}: epoch {self._header.epoch} is over, a newer owner has "
+                f"{self.path}. Nothing was committed here; this process must stop."
+            )
+        self._writer.execute(sql.COMMIT)
+        self._commit_seq += 1
+        return self._commit_seq
+
+    def rollback(self) -> None:
+        self._pending.discard()
+        if self._writer.in_transaction:  # SQLITE_FULL and SQLITE_IOERR may have rolled back already
+            self._writer.execute(sql.ROLLBACK)
+
+    def mark_clean(self) -> None:
+        self._clean = 1
+
+    # --- upkeep ---------------------------------------------------------------------------------
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log file."""
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    def truncate_wal(self) -> None:
+        """Copy the whole WAL back and cut it. Only between COMMIT and the next BEGIN."""
+        self._writer.execute(sql.CHECKPOINT_TRUNCATE).fetchall()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.rollback()
+        self._reader.close()
+        self._writer.close()
+
+
+def prefix_end(prefix: str) -> str | None:
+    """The smallest text greater than every text with this prefix, in code point order; None when there is none."""
+    for index in range(len(prefix) - 1, -1, -1):
+        point = ord(prefix[index])
+        if point < 0x10FFFF:
+            # the surrogate block is no text: step over it
+            following = 0xE000 if point == 0xD7FF else point + 1
+            return prefix[:index] + chr(following)
+    return None

@@ -1,0 +1,109 @@
+"""The tables of a partition, as data: stores, write sets and migrations all speak of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "CLAIMS",
+    "CLASSES",
+    "CLEAR",
+    "DEAD_LETTERS",
+    "DIRECTORY",
+    "INBOX",
+    "INTENTS",
+    "KV",
+    "OBJECTS",
+    "SLOTS",
+    "TABLES",
+    "TIMERS",
+    "Clear",
+    "Key",
+    "Op",
+    "TableSpec",
+    "Values",
+]
+
+Key = tuple[Any, ...]
+Values = tuple[Any, ...]
+
+
+class Clear:
+    """Marks an operation that removes every row whose key starts with the operation's key."""
+
+    _instance: Clear | None = None
+
+    def __new__(cls) -> Clear:
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+
+    def __repr__(self) -> str:
+        return "CLEAR"
+
+
+CLEAR = Clear()
+
+#: (table, key, values): values put the row, None deletes it, CLEAR deletes all rows with that key prefix.
+Op = tuple[str, Key, "Values | Clear | None"]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Name and columns of one table, key columns first, in schema order."""
+
+    name: str
+    key: tuple[str, ...]
+    values: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.key + self.values
+
+
+OBJECTS = "objects"
+KV = "kv"
+DIRECTORY = "directory"
+TIMERS = "timers"
+INBOX = "inbox"
+INTENTS = "intents"
+CLAIMS = "claims"
+DEAD_LETTERS = "dead_letters"
+SLOTS = "slots"
+CLASSES = "classes"
+
+TABLES: dict[str, TableSpec] = {
+    spec.name: spec
+    for spec in (
+        TableSpec(OBJECTS, ("oid",), ("slot", "class", "key")),
+        TableSpec(KV, ("oid", "key"), ("value",)),
+        TableSpec(
+            DIRECTORY,
+            ("oid", "name"),
+            ("kind", "due_ms", "generation", "first_due_ms", "attempt", "crashes", "missed", "spec"),
+        ),
+        TableSpec(TIMERS, ("lane", "due_ms", "kind", "ref", "generation"), ("first_due_ms", "attempt", "payload")),
+        TableSpec(INBOX, ("commit_seq",), ("entries",)),
+        TableSpec(INTENTS, ("class", "key"), ("turn_id", "payload")),
+        TableSpec(CLAIMS, ("turn_id",), ("kind", "class", "key", "name", "generation", "alone", "crashes")),
+        TableSpec(
+            DEAD_LETTERS,
+            ("id",),
+            (
+                "class",
+                "key",
+                "kind",
+                "name",
+                "due_ms",
+                "attempts",
+                "crashes",
+                "error",
+                "spec",
+                "created_ms",
+            ),
+        ),
+        TableSpec(SLOTS, ("slot",), ("state", "version", "move_id")),
+        TableSpec(CLASSES, ("type_name",), ("module", "qualname")),
+    )
+}

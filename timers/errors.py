@@ -1,0 +1,25 @@
+"""The one base class of every error Mainspring raises, and the errors of the timer core."""
+
+from __future__ import annotations
+
+__all__ = ["BatchTooLarge", "DuplicateTimerKind", "InvalidSchedule", "InvalidTimerKind", "MainspringError"]
+
+
+class MainspringError(Exception):
+    """Base class of every error that Mainspring raises on purpose."""
+
+
+class BatchTooLarge(MainspringError):
+    """A batch has more operations than one commit may carry."""
+
+
+class DuplicateTimerKind(MainspringError):
+    """Two timer handlers claim the same kind number."""
+
+
+class InvalidTimerKind(MainspringError):
+    """A timer kind number is outside 1..254."""
+
+
+class InvalidSchedule(MainspringError):
+    """A timer's time, interval, cron expression or policy makes no sense."""

@@ -1,0 +1,68 @@
+"""Typed rows: what the core reads and writes. Each row type knows its table, its columns and its key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+__all__ = ["USER_LANE", "MalformedTimer", "Row", "TimerKey", "TimerRow"]
+
+#: All kinds that run user code share one lane, so that an object's alarm and its named timers keep one order.
+#: Engine kinds use their own kind number as lane.
+USER_LANE = 32
+
+TimerKey = tuple[int, int, int, bytes, int]
+R = TypeVar("R", bound="Row")
+
+
+class Row(Protocol):
+    """A frozen dataclass stored in one table. `key()` + `values()` are its columns in schema order."""
+
+    table: ClassVar[str]
+
+    def key(self) -> tuple[Any, ...]: ...
+
+    def values(self) -> tuple[Any, ...]: ...
+
+    @classmethod
+    def from_columns(cls: type[R], key: tuple[Any, ...], values: tuple[Any, ...]) -> R: ...
+
+
+@dataclass(frozen=True)
+class TimerRow:
+    """One row of the timer table. Times are epoch milliseconds.
+
+    `due_ms` is when the row is looked at next; `first_due_ms` is what it was armed for and stays the same while
+    `attempt` (failed tries so far) moves it along the retry ladder.
+    """
+
+    table: ClassVar[str] = "timers"
+
+    lane: int
+    due_ms: int
+    kind: int
+    ref: bytes
+    generation: int
+    first_due_ms: int
+    attempt: int = 0
+    payload: bytes = b""
+
+    def key(self) -> TimerKey:
+        return (self.lane, self.due_ms, self.kind, self.ref, self.generation)
+
+    def values(self) -> tuple[int, int, bytes]:
+        return (self.first_due_ms, self.attempt, self.payload)
+
+    @classmethod
+    def from_columns(cls, key: tuple[Any, ...], values: tuple[Any, ...]) -> TimerRow:
+        return cls(*key, *values)
+
+
+@dataclass(frozen=True)
+class MalformedTimer:
+    """A timer row whose columns make no sense. It is counted and left where it is: moving it is not safe."""
+
+    lane: int
+    due_ms: int
+    raw_key: tuple[Any, ...]
+    reason: str
