@@ -58,7 +58,7 @@ class Channel(Protocol):
 
     @property
     def trusted_pickle(self) -> bool:
-        """True only for a transport that itself runs on pickle (Ray): frames may carry pickled values then."""
+        """True only for a transport that itself runs on pickle (Ray): frames may then carry pickles."""
         ...
 
     @property

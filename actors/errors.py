@@ -34,6 +34,7 @@ __all__ = [
     "ClassNotImportable",
     "CommitFailed",
     "CommitOutcomeUnknown",
+    "CorruptValue",
     "DataMissing",
     "DataRolledBack",
     "DuplicateTimerKind",
@@ -49,6 +50,7 @@ __all__ = [
     "MainspringError",
     "MalformedFrame",
     "MethodNotCallable",
+    "NoRunningLoop",
     "NoSuchMethod",
     "ObjectReset",
     "Overloaded",
@@ -74,6 +76,7 @@ __all__ = [
     "UnstorableValue",
     "UnsupportedFilesystem",
     "ValueTooLarge",
+    "ValueTypeUnavailable",
     "WriteSetRejected",
     "WriteSetTooLarge",
     "WrongPartition",
@@ -133,6 +136,14 @@ class UnstorableValue(MainspringError, TypeError):
 
 class ValueTooLarge(MainspringError, ValueError):
     """An encoded value is larger than the limit."""
+
+
+class CorruptValue(MainspringError, ValueError):
+    """Bytes can't be decoded: they were not made by the codec, or were damaged since."""
+
+
+class ValueTypeUnavailable(CorruptValue):
+    """Bytes name a class that this process does not have, or that no longer fits what was stored."""
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -197,6 +208,10 @@ class RuntimeNotStarted(MainspringError, RuntimeError):
 
 class SyncCallInLoop(MainspringError, RuntimeError):
     """`.sync` was used on a thread that runs an event loop, which it would block; await the call instead."""
+
+
+class NoRunningLoop(MainspringError, RuntimeError):
+    """A call was started on a thread that runs no event loop; in plain code use `stub.method.sync(...)`."""
 
 
 # --- inside a turn --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from drivers.errors import CommitFailed, CommitOutcomeUnknown, Fenced, WriteSetRejected
+from drivers.errors import CommitFailed, CommitOutcomeUnknown, Fenced, StoreClosed, WriteSetRejected
 from drivers.executor import Executor
 from drivers.sqlite_store import is_disk_full
 from drivers.store import Store
@@ -28,7 +28,7 @@ class Rider(Protocol):
 
     def ride(self, commit_seq: int, entries: Sequence[InboxEntry]) -> Iterable[Op]: ...
 
-    def landed(self, commit_seq: int) -> None:
+    def landed(self, commit_seq: int, now_ms: int) -> None:
         """The group is durable."""
         ...
 
@@ -261,6 +261,8 @@ class GroupCommitter:
         return None
 
     def _committed(self, begin_error: BaseException | None, error: BaseException | None) -> None:
+        if self._dead is not None:
+            return
         if error is not None:
             self._commit_failed(error)
             return
@@ -268,7 +270,7 @@ class GroupCommitter:
         self.commits += 1
         self.units += len(group)
         for rider in self.riders:
-            rider.landed(self._store.commit_seq)
+            rider.landed(self._store.commit_seq, self._wall_ms())
         for unit in group:
             unit.finish(None)
         if begin_error is not None:
@@ -370,6 +372,13 @@ class GroupCommitter:
         finally:
             self._store.rollback()
             self._store.begin()
+
+    def abandon(self) -> None:
+        """Commit nothing more and tell nobody: the process is treated as dead."""
+        self._dead = StoreClosed("the partition was abandoned")
+        self._queue.clear()
+        self._group.clear()
+        self._tell_idle()
 
     def _die(self, error: BaseException) -> None:
         self._dead = error

@@ -143,7 +143,8 @@ class SqliteStore:
             raise WrongPartition(f"{path} is not a partition file ({error})") from error
         if row is None:
             raise WrongPartition(f"{path} has no partition header")
-        header = Header(*row[:6], bool(row[6]))
+        owner, number, epoch, commit_seq, generation, next_id, clean = row
+        header = Header(owner, number, epoch, commit_seq, generation, next_id, bool(clean))
         if cluster_id is not None and header.cluster_id != cluster_id:
             raise WrongPartition(
                 f"{path} belongs to cluster {header.cluster_id}, this runtime is {cluster_id}. "

@@ -1,0 +1,170 @@
+"""Requests that are not calls of a method: listing and deleting objects, dead letters, status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actors.address import ObjectId, slot_of
+from actors.codec import decode, encode
+from actors.durable_object import ClassInfo
+from actors.errors import InvalidOption, MainspringError, Overloaded, UnknownTimer
+from actors.messages import OK, REFUSED
+from actors.wire_errors import encode_error
+from actors.write_buffer import DirectoryRow
+from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, Op
+from drivers.write_set import WriteSet
+
+if TYPE_CHECKING:
+    from actors.partition import Partition
+
+__all__ = ["Admin", "DeadLetter"]
+
+Reply = Callable[[int, bytes], None]
+#: Rows that one request may ask for.
+MAX_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A timer whose tries were used up. `attempts` counts its runs, `crashes` the processes that died of it."""
+
+    id: int
+    partition: int
+    type_name: str
+    key: str
+    kind: int
+    name: str
+    due_ms: int
+    attempts: int
+    crashes: int
+    error: str
+    created_ms: int
+
+
+class Admin:
+    """Answers admin requests of a partition's clients."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._ops: dict[str, Callable[..., Any]] = {
+            "list_objects": self._list_objects,
+            "delete_object": self._delete_object,
+            "dead_letters": self._dead_letters,
+            "redrive": self._redrive,
+            "discard": self._discard,
+            "status": partition.status,
+        }
+
+    def handle(self, op: str, args: bytes, reply: Reply) -> None:
+        """Run one request. The reply waits for the commit when the request wrote something."""
+        handler = self._ops.get(op)
+        try:
+            if handler is None:
+                raise InvalidOption(f"unknown admin request {op!r}")
+            positional = decode(args)
+            result = handler(*positional) if isinstance(positional, list | tuple) else handler(positional)
+        except MainspringError as error:
+            reply(REFUSED, encode_error(error))
+            return
+        except TypeError as error:
+            reply(REFUSED, encode_error(InvalidOption(f"admin request {op!r}: {error}")))
+            return
+        if isinstance(result, _Durable):
+            result.write_set.when_done(lambda error: self._durable(reply, result.value, error))
+        else:
+            reply(OK, encode(result))
+
+    @staticmethod
+    def _durable(reply: Reply, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            reply(OK, encode(value))
+        else:
+            reply(REFUSED, encode_error(error))
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def _list_objects(
+        self, type_name: str, prefix: str | None, after: str | None, limit: int
+    ) -> list[tuple[str, int | None]]:
+        rows = self._partition.store.list_objects(type_name, prefix or "", after, limit)
+        return [(key, due_ms) for _, key, due_ms in rows]
+
+    def _delete_object(self, type_name: str, key: str) -> Any:
+        """Remove an object whole. Its inbox rows and intents stay until they are released."""
+        partition = self._partition
+        host = partition.find_host(type_name, key)
+        if host is not None:
+            if host.busy:
+                raise Overloaded(f"{host.id} is running turns: delete it when they have ended")
+            partition.evict(host)
+        oid = partition.store.find_object(type_name, key)
+        if oid is None:
+            return False
+        ops: list[Op] = [(KV, (oid,), CLEAR), (OBJECTS, (oid,), None)]
+        for row in partition.store.scan(DIRECTORY, (oid,)):
+            ops.extend(DirectoryRow(*row).delete_ops())
+        return self._commit(ops, True)
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def _dead_letters(self, limit: int, after: int | None) -> list[DeadLetter]:
+        rows = self._partition.store.scan(
+            DEAD_LETTERS, start_after=None if after is None else (after,), limit=max(1, min(limit, MAX_ROWS))
+        )
+        return [self._letter(row) for row in rows]
+
+    def _letter(self, row: tuple[Any, ...]) -> DeadLetter:
+        number, type_name, key, kind, name, due_ms, attempts, crashes, error, _spec, created_ms = row
+        return DeadLetter(
+            number,
+            self._partition.config.partition,
+            type_name,
+            key,
+            kind,
+            name,
+            due_ms,
+            attempts,
+            crashes,
+            error,
+            created_ms,
+        )
+
+    def _get_letter(self, number: int) -> tuple[Any, ...]:
+        values = self._partition.store.get(DEAD_LETTERS, (number,))
+        if values is None:
+            raise UnknownTimer(f"partition {self._partition.config.partition} has no dead letter {number}")
+        return values
+
+    def _discard(self, number: int) -> Any:
+        self._get_letter(number)
+        return self._commit([(DEAD_LETTERS, (number,), None)], True)
+
+    def _redrive(self, number: int) -> Any:
+        """Set the timer again, due now, with a new generation and all its tries."""
+        partition = self._partition
+        type_name, key, kind, name, _due, _attempts, _crashes, _error, spec, _created = self._get_letter(number)
+        info = partition.classes.get(type_name)
+        if not isinstance(info, ClassInfo):
+            raise info if info is not None else Overloaded(f"class {type_name} is being loaded: try again")
+        host = partition.host(info, ObjectId(type_name, key, slot_of(type_name, key)))
+        if host.directory().get(name) is not None:
+            raise InvalidOption(
+                f"{host.id} has a timer {name!r} again already: cancel it first, or discard this letter"
+            )
+        write_set = host.put_timer(name, kind, spec, [(DEAD_LETTERS, (number,), None)])
+        return _Durable(write_set, True)
+
+    def _commit(self, ops: list[Op], value: Any) -> Any:
+        write_set = WriteSet(ops)
+        self._partition.submit(write_set)
+        return _Durable(write_set, value)
+
+
+@dataclass(frozen=True)
+class _Durable:
+    """The answer of a request that wrote something."""
+
+    write_set: WriteSet
+    value: Any

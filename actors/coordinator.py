@@ -1,0 +1,304 @@
+"""The coordinator: knows which partition owns each slot, what each partition has had, and the classes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from actors.channel import Endpoint
+from actors.cluster_file import ClusterFile
+from actors.coordinator_store import (
+    SECRET_BYTES,
+    ClassDefinition,
+    CoordinatorStore,
+    PartitionRecord,
+    SlotMap,
+)
+from actors.errors import DataMissing, PartitionStopped, WrongPartition
+from actors.logs import log_event, log_to_stderr
+from actors.opening import Opening
+from actors.settings import Settings
+from drivers.files import FileLock
+
+__all__ = [
+    "Coordinator",
+    "CoordinatorActor",
+    "CoordinatorConfig",
+    "CoordinatorStatus",
+    "OpeningFacts",
+    "RuntimeDescription",
+    "Verdict",
+]
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """What the coordinator's process is started with. The same at each restart; `run_id` names one run."""
+
+    data_dir: str
+    cluster_id: str
+    run_id: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class RuntimeDescription:
+    """All that a process needs to find and use a runtime."""
+
+    data_dir: str
+    cluster_id: str
+    run_id: str
+    secret: bytes
+    settings: Settings
+    slot_map: SlotMap
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpeningFacts:
+    """What a partition needs to know before it opens its files."""
+
+    initialised: bool
+    min_commit_seq: int
+    slot_map: SlotMap
+
+
+class Verdict(Enum):
+    """The answer to a partition's announcement or report."""
+
+    ACCEPTED = "accepted"
+    FENCED = "fenced"  # a higher epoch of this partition is known: stop at once
+    ROLLED_BACK = "rolled back"  # its file is older than what it has reported before
+
+
+@dataclass(frozen=True)
+class CoordinatorStatus:
+    """What the coordinator knows, for people."""
+
+    cluster_id: str
+    map_version: int
+    partitions: tuple[PartitionRecord, ...]
+    endpoints: dict[int, Endpoint]
+
+
+class Coordinator:
+    """Belongs to one event loop. Everything it acknowledges is durable in its own file.
+
+    Not here yet: the sweep of leases (it would read `reported` and have Ray kill what is silent), and moves (they
+    would change the store's slots and its map version).
+    """
+
+    def __init__(self, config: CoordinatorConfig, store: CoordinatorStore, lock: FileLock) -> None:
+        self._config = config
+        self._store = store
+        self._lock = lock
+        self._endpoints: dict[int, Endpoint] = {}
+        self._wanted: dict[str, asyncio.Event] = {}
+
+    @classmethod
+    async def open(cls, config: CoordinatorConfig, *, random_bytes: Callable[[int], bytes] = os.urandom) -> Coordinator:
+        """Take the lock and open the file; create it only while `cluster.json` says that nothing was completed yet.
+
+        Raises `PartitionBusy` (after `lock_wait_ms`), `DataMissing`, `WrongPartition` and `SchemaTooNew`.
+        """
+        data_dir = Path(config.data_dir)
+        cluster = ClusterFile.read(data_dir)
+        if cluster is None:
+            raise DataMissing(f"{data_dir} holds no cluster: it was there when the runtime was started.")
+        if cluster.cluster_id != config.cluster_id:
+            raise WrongPartition(f"{data_dir} holds cluster {cluster.cluster_id}, not {config.cluster_id}.")
+        lock = FileLock(data_dir / "coordinator" / "coordinator.lock")
+        await asyncio.to_thread(lock.acquire, config.settings.lock_wait_ms)
+        try:
+            path = data_dir / "coordinator" / "coordinator.sqlite"
+            if not cluster.ready and not path.exists():
+                CoordinatorStore.create(path, cluster.cluster_id, cluster.partitions, random_bytes(SECRET_BYTES))
+            store = CoordinatorStore.open(path, config.cluster_id)
+            cluster.mark_ready(data_dir)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(config, store, lock)
+
+    def close(self) -> None:
+        """Close the file and give up the lock; idempotent."""
+        self._store.close()
+        self._lock.release()
+
+    # --- for every process ------------------------------------------------------------------------
+
+    def describe(self) -> RuntimeDescription:
+        """What a process needs to find the partitions."""
+        return RuntimeDescription(
+            data_dir=self._config.data_dir,
+            cluster_id=self._config.cluster_id,
+            run_id=self._config.run_id,
+            secret=self._store.secret,
+            settings=self._config.settings,
+            slot_map=self._store.slot_map(),
+            partitions=tuple(record.partition for record in self._store.partitions()),
+        )
+
+    def slot_map(self) -> SlotMap:
+        """Which partition owns each slot."""
+        return self._store.slot_map()
+
+    def status(self) -> CoordinatorStatus:
+        """Everything known of the partitions."""
+        return CoordinatorStatus(
+            self._store.cluster_id,
+            self._store.slot_map().version,
+            tuple(self._store.partitions()),
+            dict(self._endpoints),
+        )
+
+    def register_class(self, definition: ClassDefinition) -> None:
+        """Record where a class comes from. Raises `DuplicateTypeName`."""
+        self._store.register_class(definition, self._config.run_id)
+        waiting = self._wanted.pop(definition.type_name, None)
+        if waiting is not None:
+            waiting.set()
+
+    async def class_definition(self, type_name: str, wait_ms: int = 0) -> ClassDefinition | None:
+        """Where a class comes from. Waits up to `wait_ms` for a registration that is still on its way."""
+        found = self._store.class_definition(type_name)
+        if found is None and wait_ms > 0:
+            arrived = self._wanted.setdefault(type_name, asyncio.Event())
+            try:
+                await asyncio.wait_for(arrived.wait(), wait_ms / 1_000)
+            except asyncio.TimeoutError:
+                return None
+            found = self._store.class_definition(type_name)
+        return found
+
+    # --- for partitions ---------------------------------------------------------------------------
+
+    def opening_facts(self, partition: int) -> OpeningFacts:
+        """What the partition must know before it opens. Raises `WrongPartition` for one that does not exist."""
+        record = self._store.partition(partition)
+        return OpeningFacts(record.initialised, record.commit_seq, self._store.slot_map())
+
+    def initialised(self, partition: int) -> None:
+        """The partition's files exist and are durable: it never starts empty again."""
+        self._store.mark_initialised(partition)
+
+    def announce(
+        self, partition: int, epoch: int, endpoint: Endpoint, commit_seq: int, slots: Sequence[tuple[int, int]]
+    ) -> Verdict:
+        """A partition serves: in which epoch, where, from which commit on, and which slots it has (inclusive)."""
+        record = self._store.partition(partition)
+        verdict = self._judge(record, epoch)
+        if verdict is not Verdict.ACCEPTED:
+            return verdict
+        if commit_seq < record.commit_seq:
+            log_event(
+                logging.CRITICAL,
+                "partition_rolled_back",
+                f"Partition {partition} has commit {commit_seq}, it has reported {record.commit_seq} before.",
+                partition=partition,
+                commit_seq=commit_seq,
+                reported=record.commit_seq,
+            )
+            return Verdict.ROLLED_BACK
+        self._store.raise_partition(partition, epoch, commit_seq)
+        self._store.place_partition(partition, epoch, endpoint.node, self._config.data_dir)
+        self._endpoints[partition] = endpoint
+        expected = self._store.slot_map().slots_of(partition)
+        if list(slots) != expected:
+            log_event(
+                logging.ERROR,
+                "slots_differ",
+                f"Partition {partition} has other slots than the map says.",
+                partition=partition,
+                has=list(slots),
+                expected=expected,
+            )
+        return verdict
+
+    def report(self, partition: int, epoch: int, commit_seq: int) -> Verdict:
+        """A partition lives, and this is its last durable commit."""
+        verdict = self._judge(self._store.partition(partition), epoch)
+        if verdict is Verdict.ACCEPTED:
+            self._store.raise_partition(partition, epoch, commit_seq)
+        return verdict
+
+    def _judge(self, record: PartitionRecord, epoch: int) -> Verdict:
+        if epoch >= record.epoch:
+            return Verdict.ACCEPTED
+        log_event(
+            logging.WARNING,
+            "partition_fenced",
+            f"Epoch {epoch} of partition {record.partition} was told to stop: epoch {record.epoch} is known.",
+            partition=record.partition,
+            epoch=epoch,
+            known=record.epoch,
+        )
+        return Verdict.FENCED
+
+
+class CoordinatorActor:
+    """The coordinator as a Ray actor: opens in the background, then passes calls on."""
+
+    # Async, so that it runs on the actor's event loop, and Ray awaits it. It must not raise: an actor whose
+    # `__init__` raises is never restarted.
+    async def __init__(self, config: CoordinatorConfig) -> None:  # type: ignore[misc]
+        log_to_stderr()
+        self._stopped = False
+        self._opening = Opening("The coordinator", lambda: Coordinator.open(config))
+        self._start = asyncio.ensure_future(self._opening.run())
+
+    async def _coordinator(self) -> Coordinator:
+        if self._stopped:
+            raise PartitionStopped("the coordinator has been stopped")
+        return await self._opening.get()
+
+    async def describe(self) -> RuntimeDescription:
+        """See `Coordinator.describe`."""
+        return (await self._coordinator()).describe()
+
+    async def slot_map(self) -> SlotMap:
+        """See `Coordinator.slot_map`."""
+        return (await self._coordinator()).slot_map()
+
+    async def status(self) -> CoordinatorStatus:
+        """See `Coordinator.status`."""
+        return (await self._coordinator()).status()
+
+    async def register_class(self, definition: ClassDefinition) -> None:
+        """See `Coordinator.register_class`."""
+        (await self._coordinator()).register_class(definition)
+
+    async def class_definition(self, type_name: str, wait_ms: int = 0) -> ClassDefinition | None:
+        """See `Coordinator.class_definition`."""
+        return await (await self._coordinator()).class_definition(type_name, wait_ms)
+
+    async def opening_facts(self, partition: int) -> OpeningFacts:
+        """See `Coordinator.opening_facts`."""
+        return (await self._coordinator()).opening_facts(partition)
+
+    async def initialised(self, partition: int) -> None:
+        """See `Coordinator.initialised`."""
+        (await self._coordinator()).initialised(partition)
+
+    async def announce(
+        self, partition: int, epoch: int, endpoint: Endpoint, commit_seq: int, slots: Sequence[tuple[int, int]]
+    ) -> Verdict:
+        """See `Coordinator.announce`."""
+        return (await self._coordinator()).announce(partition, epoch, endpoint, commit_seq, slots)
+
+    async def report(self, partition: int, epoch: int, commit_seq: int) -> Verdict:
+        """See `Coordinator.report`."""
+        return (await self._coordinator()).report(partition, epoch, commit_seq)
+
+    async def stop(self) -> None:
+        """Close the file; later calls raise `PartitionStopped`. Idempotent."""
+        self._stopped = True
+        self._start.cancel()
+        coordinator = self._opening.opened
+        if coordinator is not None:
+            coordinator.close()

@@ -1,0 +1,250 @@
+"""The inbox: what each call was answered, kept until its caller can't ask again.
+
+One packed row per commit holds the outcomes recorded in it; the row is deleted when all of them are released, and the
+few that stay behind are packed again. So the inbox is as large as what is in flight, and costs two rows per commit
+however many calls it serves.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgpack
+
+from actors.messages import is_keyed, outside_call_id
+from actors.ranges import covers, merged
+from drivers.store import Store
+from drivers.tables import INBOX, Op
+from drivers.write_set import InboxEntry
+
+__all__ = ["Inbox", "outside_parts"]
+
+#: A row is packed again when at most a quarter of it is left and this many commits have passed since.
+_REPACK_AFTER_COMMITS = 64
+_REPACK_BELOW = 4
+#: Entries packed again with one commit, so that upkeep never makes a commit long.
+_REPACK_ENTRIES = 256
+#: Ids of nested calls that were released before their turn ended: kept while their frames can still arrive.
+_RELEASED_MEMORY_MS = 60_000
+
+_OUTSIDE_TAG = b"o"
+_SESSION_END = 17
+
+
+def outside_parts(call_id: bytes) -> tuple[bytes, int] | None:
+    """(session, seq) of an outside call id, or None for other ids."""
+    if call_id[:1] != _OUTSIDE_TAG:
+        return None
+    return call_id[1:_SESSION_END], int.from_bytes(call_id[_SESSION_END:], "big")
+
+
+@dataclass
+class _Session:
+    """What one client session has not released, and the ranges of what it has."""
+
+    entries: dict[int, InboxEntry] = field(default_factory=dict)
+    released: list[int] = field(default_factory=list)
+    gone_ms: int | None = None
+
+    def release(self, low: int, high: int) -> None:
+        released = self.released
+        if released and low <= released[-1] + 1 and low >= released[-2]:  # the usual case: it grows at its end
+            released[-1] = max(released[-1], high)
+        else:
+            self.released = merged([*released, low, high])
+
+    def is_released(self, seq: int) -> bool:
+        return covers(self.released, seq)
+
+
+@dataclass
+class _Row:
+    entries: dict[bytes, InboxEntry]
+    total: int
+
+
+class Inbox:
+    """Recorded outcomes by call id. A `Rider` of the group commit: its rows travel with every group."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, _Session] = {}
+        self._others: dict[bytes, InboxEntry] = {}
+        self._row_of: dict[bytes, int] = {}
+        self._rows: OrderedDict[int, _Row] = OrderedDict()
+        self._empty: list[int] = []
+        self._riding: dict[int, tuple[list[InboxEntry], list[int]]] = {}
+        self._released_inside: OrderedDict[bytes, int] = OrderedDict()
+        self._keyed_since: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        """Outcomes that are kept."""
+        return len(self._row_of)
+
+    def load(self, store: Store, now_ms: int) -> None:
+        """Rebuild the table of ids from the durable rows."""
+        for commit_seq, packed in store.scan(INBOX):
+            entries = [InboxEntry.unpack(fields) for fields in msgpack.unpackb(packed)]
+            self._keep(commit_seq, entries)
+        for session in self._sessions.values():
+            session.gone_ms = now_ms  # nobody is connected yet
+        for call_id in self._others:
+            if is_keyed(call_id):
+                self._keyed_since[call_id] = now_ms
+
+    # --- looking up -----------------------------------------------------------------------------
+
+    def find(self, call_id: bytes) -> InboxEntry | None:
+        parts = outside_parts(call_id)
+        if parts is None:
+            return self._others.get(call_id)
+        session = self._sessions.get(parts[0])
+        return None if session is None else session.entries.get(parts[1])
+
+    def is_released(self, call_id: bytes) -> bool:
+        """Whether the caller has said that it will not ask for this call again."""
+        parts = outside_parts(call_id)
+        if parts is None:
+            return call_id in self._released_inside
+        session = self._sessions.get(parts[0])
+        return session is not None and session.is_released(parts[1])
+
+    # --- forgetting -----------------------------------------------------------------------------
+
+    def acknowledge(self, session_id: bytes, low: int, high: int) -> None:
+        """The session has the replies of calls `low` to `high`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = _Session()
+        session.release(low, high)
+        entries = session.entries
+        if high - low < len(entries):
+            seqs: Iterable[int] = (seq for seq in range(low, high + 1) if seq in entries)
+        else:
+            seqs = [seq for seq in entries if low <= seq <= high]
+        for seq in list(seqs):
+            self._forget(outside_call_id(session_id, seq))
+
+    def release(self, call_ids: Iterable[bytes], now_ms: int) -> None:
+        """The outcome of the calling turn is durable: these nested calls are never repeated."""
+        for call_id in call_ids:
+            self._released_inside[call_id] = now_ms
+            self._forget(call_id)
+
+    def _forget(self, call_id: bytes) -> None:
+        number = self._row_of.pop(call_id, None)
+        parts = outside_parts(call_id)
+        if parts is None:
+            self._others.pop(call_id, None)
+            self._keyed_since.pop(call_id, None)
+        else:
+            self._sessions[parts[0]].entries.pop(parts[1], None)
+        if number is None:
+            return
+        row = self._rows[number]
+        del row.entries[call_id]
+        if not row.entries:
+            del self._rows[number]
+            self._empty.append(number)
+
+    # --- sessions and age -----------------------------------------------------------------------
+
+    def connected(self, session_id: bytes) -> None:
+        """A client of this session is connected: its replies are kept however old they get."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = _Session()
+        session.gone_ms = None
+
+    def disconnected(self, session_id: bytes, now_ms: int) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.gone_ms = now_ms
+
+    def sweep(self, now_ms: int, memory_ms: int) -> list[InboxEntry]:
+        """Forget what vanished clients have left for `memory_ms`, and released ids that can't arrive any more.
+
+        Returns the outcomes of nested calls, which are never forgotten by age: their callers must be asked.
+        """
+        gone = [
+            session_id
+            for session_id, session in self._sessions.items()
+            if session.gone_ms is not None and now_ms - session.gone_ms >= memory_ms
+        ]
+        for session_id in gone:
+            for seq in list(self._sessions[session_id].entries):
+                self._forget(outside_call_id(session_id, seq))
+            del self._sessions[session_id]
+        for call_id in [c for c, since in self._keyed_since.items() if now_ms - since >= memory_ms]:
+            self._forget(call_id)
+        while self._released_inside:
+            call_id, since = next(iter(self._released_inside.items()))
+            if now_ms - since < _RELEASED_MEMORY_MS:
+                break
+            del self._released_inside[call_id]
+        return [entry for entry in self._others.values() if entry.caller is not None]
+
+    # --- riding along with commits --------------------------------------------------------------
+
+    @property
+    def has_upkeep(self) -> bool:
+        """Whether rows wait to be deleted by the next commit."""
+        return bool(self._empty)
+
+    def ride(self, commit_seq: int, entries: Sequence[InboxEntry]) -> Iterable[Op]:
+        deleted, self._empty = self._empty, []
+        packed = [*entries, *self._stragglers(commit_seq, deleted)]
+        self._riding[commit_seq] = (packed, deleted)
+        ops: list[Op] = [(INBOX, (number,), None) for number in deleted]
+        if packed:
+            ops.append((INBOX, (commit_seq,), (msgpack.packb([entry.pack() for entry in packed]),)))
+        return ops
+
+    def _stragglers(self, commit_seq: int, deleted: list[int]) -> list[InboxEntry]:
+        """Entries of the oldest rows that hold little else than air; their rows are added to `deleted`."""
+        found: list[InboxEntry] = []
+        for number in list(self._rows):
+            row = self._rows[number]
+            if commit_seq - number < _REPACK_AFTER_COMMITS or len(found) + len(row.entries) > _REPACK_ENTRIES:
+                break
+            if len(row.entries) * _REPACK_BELOW > row.total:
+                continue
+            found.extend(row.entries.values())
+            deleted.append(number)
+        return found
+
+    def landed(self, commit_seq: int, now_ms: int) -> None:
+        entries, deleted = self._riding.pop(commit_seq, ([], []))
+        for number in deleted:
+            self._rows.pop(number, None)
+        moved = [entry for entry in entries if entry.call_id in self._row_of]
+        for entry in moved:
+            del self._row_of[entry.call_id]
+        # what was released on the way is not kept, its row goes when the rest of it does
+        self._keep(commit_seq, [entry for entry in entries if not self.is_released(entry.call_id)], len(entries))
+        for entry in entries:
+            if is_keyed(entry.call_id):
+                self._keyed_since.setdefault(entry.call_id, now_ms)
+
+    def lost(self, commit_seq: int) -> None:
+        _, deleted = self._riding.pop(commit_seq, ([], []))
+        # rows that were to be packed again still hold their entries; empty ones wait for the next commit
+        self._empty.extend(number for number in deleted if number not in self._rows)
+
+    def _keep(self, commit_seq: int, entries: Sequence[InboxEntry], total: int | None = None) -> None:
+        if not entries:
+            if total:
+                self._empty.append(commit_seq)
+            return
+        self._rows[commit_seq] = _Row({entry.call_id: entry for entry in entries}, total or len(entries))
+        for entry in entries:
+            self._row_of[entry.call_id] = commit_seq
+            parts = outside_parts(entry.call_id)
+            if parts is None:
+                self._others[entry.call_id] = entry
+            else:
+                session = self._sessions.get(parts[0])
+                if session is None:
+                    session = self._sessions[parts[0]] = _Session()
+                session.entries[parts[1]] = entry

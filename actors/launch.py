@@ -1,0 +1,208 @@
+"""Creates, waits for and ends the Ray actors of a runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.cluster_file import ClusterFile
+from actors.coordinator import CoordinatorActor, CoordinatorConfig, RuntimeDescription
+from actors.errors import InvalidOption, MainspringError, RuntimeNotStarted
+from actors.local_ray import import_paths
+from actors.logs import log_event
+from actors.partition_actor import CONCURRENCY_GROUPS, PartitionActor, PartitionActorConfig
+from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
+from actors.ray_directory import Transport
+from actors.settings import Settings
+
+__all__ = ["DISK_LABEL", "Launch", "Placement", "find_runtime", "find_runtimes", "start_actors", "stop_actors"]
+
+#: Node label that says which disk a node has: partitions go back to where their files are.
+DISK_LABEL = "mainspring-disk"
+#: How long a clean stop may take before the actor is killed all the same; its files survive both.
+_STOP_TIMEOUT_S = 30.0
+#: How long to wait for a coordinator that is already there to say what it runs.
+_DESCRIBE_TIMEOUT_S = 15.0
+
+_ACTOR_OPTIONS: dict[str, Any] = {
+    "lifetime": "detached",
+    "max_restarts": -1,
+    "max_task_retries": 0,  # calls are repeated by their callers, who know whether they may be
+    "enable_task_events": False,
+    "get_if_exists": True,
+}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a partition asks of Ray."""
+
+    num_cpus: float
+    disk: str | None
+
+    def options(self) -> dict[str, Any]:
+        """As Ray's actor options. By label and not by node: an actor bound to a lost node is dead for good."""
+        return {"label_selector": {DISK_LABEL: self.disk}} if self.disk is not None else {}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What `start_actors` found or made. `created`: the runtime did not run before."""
+
+    description: RuntimeDescription
+    created: bool
+
+
+def choose_placement(num_cpus: float) -> Placement:
+    """Keep partitions on this node's disk. Raises `InvalidOption` when Ray could move them away from it."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    here = ray.get_runtime_context().get_node_id()
+    labels = next((node.get("Labels") or {} for node in nodes if node["NodeID"] == here), {})
+    disk = labels.get(DISK_LABEL)
+    if disk is None and len(nodes) > 1:
+        raise InvalidOption(
+            f"this Ray has {len(nodes)} nodes, and partitions must stay where their files are. Start the node that "
+            f"holds the data directory with a label for its disk, for example\n"
+            f'    ray start --address=... --labels "{DISK_LABEL}=disk1"\n'
+            "and start the runtime there."
+        )
+    return Placement(num_cpus, disk)
+
+
+def start_actors(
+    calls: RayCalls,
+    runtime: str,
+    data_dir: Path,
+    cluster: ClusterFile,
+    settings: Settings,
+    transport: Transport,
+    placement: Placement,
+) -> Launch:
+    """Create what does not run yet, and wait until every partition serves.
+
+    Raises the error of what can't open (`PartitionBusy`, `DataMissing`, ...), `InvalidOption` when a runtime of this
+    name serves another directory, and `RuntimeNotStarted` when Ray can't start an actor.
+    """
+    created = not _exists(calls, COORDINATOR)
+    config = CoordinatorConfig(str(data_dir), cluster.cluster_id, uuid.uuid4().hex, settings)
+    started: list[str] = []
+    try:
+        started.append(COORDINATOR)
+        _create(calls, CoordinatorActor, COORDINATOR, config, num_cpus=0, **placement.options())
+        wait_s = settings.lock_wait_ms / 1_000 + settings.connect_timeout_ms / 1_000
+        description: RuntimeDescription = _ask(calls, COORDINATOR, "describe", wait_s)
+        if (description.cluster_id, description.data_dir) != (cluster.cluster_id, str(data_dir)):
+            raise InvalidOption(
+                f"a runtime named {runtime!r} already runs in this Ray, for {description.data_dir}. "
+                "Stop it, or start this one under another name."
+            )
+        started.extend(_start_partitions(calls, runtime, description, transport, placement))
+        for partition in description.partitions:
+            _ask(calls, partition_actor(partition), "endpoint", wait_s)
+    except BaseException:
+        if created:
+            _kill(calls, reversed(started))
+        raise
+    return Launch(description, created)
+
+
+def _start_partitions(
+    calls: RayCalls, runtime: str, description: RuntimeDescription, transport: Transport, placement: Placement
+) -> list[str]:
+    remote = {"concurrency_groups": CONCURRENCY_GROUPS}
+    for partition in description.partitions:
+        config = PartitionActorConfig(
+            runtime=runtime,
+            data_dir=description.data_dir,
+            cluster_id=description.cluster_id,
+            partition=partition,
+            secret=description.secret,
+            settings=description.settings,
+            slot_map=description.slot_map,
+            import_paths=tuple(import_paths()),
+            transport=transport,
+        )
+        options = {"num_cpus": placement.num_cpus, **placement.options()}
+        _create(calls, PartitionActor, partition_actor(partition), config, remote=remote, **options)
+    return [partition_actor(partition) for partition in description.partitions]
+
+
+def find_runtime(calls: RayCalls, runtime: str) -> RuntimeDescription:
+    """What runs under this name in this process's Ray. Raises `RuntimeNotStarted`."""
+    try:
+        description: RuntimeDescription = calls.call(COORDINATOR, "describe", timeout_s=_DESCRIBE_TIMEOUT_S)
+    except ActorUnreachable as error:
+        others = ", ".join(find_runtimes()) or "none"
+        raise RuntimeNotStarted(
+            f"no runtime named {runtime!r} answers in this Ray (running: {others}): {error}"
+        ) from error
+    return description
+
+
+def find_runtimes() -> list[str]:
+    """Names of the runtimes in this process's Ray."""
+    prefix = "mainspring-"
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    found = {actor["namespace"] for actor in actors if actor["name"] == COORDINATOR}
+    return sorted(namespace[len(prefix) :] for namespace in found if namespace.startswith(prefix))
+
+
+def stop_actors(calls: RayCalls, partitions: Iterable[int]) -> None:
+    """End the runtime: partitions first, each cleanly where it can, the coordinator last. Idempotent."""
+    names = [partition_actor(partition) for partition in partitions]
+    stopping: dict[str, Any] = {}
+    for name in names:
+        with contextlib.suppress(ActorUnreachable):  # gone already: nothing to stop
+            stopping[name] = calls.handle(name).stop.remote()
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    for name, stopped in stopping.items():
+        try:
+            ray.get(stopped, timeout=max(0.1, deadline - time.monotonic()))
+        except (RayError, MainspringError) as error:
+            log_event(logging.WARNING, "stop_unclean", f"{name} did not stop cleanly: {error}", actor=name)
+    _kill(calls, names)
+    with contextlib.suppress(ActorUnreachable):
+        calls.call(COORDINATOR, "stop", timeout_s=_STOP_TIMEOUT_S)
+    _kill(calls, [COORDINATOR])
+
+
+def _create(
+    calls: RayCalls, cls: type, name: str, config: object, remote: dict[str, Any] | None = None, **options: Any
+) -> None:
+    actor_class = ray.remote(**remote)(cls) if remote else ray.remote(cls)
+    actor_class.options(name=name, namespace=calls.namespace, **_ACTOR_OPTIONS, **options).remote(config)
+
+
+def _exists(calls: RayCalls, name: str) -> bool:
+    try:
+        calls.handle(name)
+    except ActorUnreachable:
+        return False
+    return True
+
+
+def _ask(calls: RayCalls, actor: str, method: str, timeout_s: float) -> Any:
+    try:
+        return calls.call(actor, method, timeout_s=timeout_s)
+    except ActorUnreachable as error:
+        raise RuntimeNotStarted(f"the runtime could not be started: {error}") from error
+
+
+def _kill(calls: RayCalls, names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            ray.kill(calls.handle(name), no_restart=True)
+        except ActorUnreachable:
+            continue  # gone already
+        except RayError as error:
+            log_event(logging.WARNING, "kill_failed", f"{name} could not be ended: {error}", actor=name)
+        calls.forget(name)

@@ -1,0 +1,251 @@
+"""What one object has on disk and on its way there: durable rows, under the write sets handed over since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from actors.address import ObjectId
+from actors.write_buffer import DirectoryRow, Layer, WriteBuffer
+from drivers.sqlite_store import prefix_end
+from drivers.store import Counters, Store
+from drivers.tables import CLEAR, DIRECTORY, KV, OBJECTS, Op
+from drivers.write_set import FieldEquals, InboxEntry, Lineage, WriteSet
+
+__all__ = ["ObjectState", "StatePort"]
+
+#: Durable values kept beside an active object: saves the read in read-modify-write turns, bounded in count and size.
+_CACHED_KEYS = 128
+_CACHED_VALUE_BYTES = 4_096
+
+
+class StatePort(Protocol):
+    """What an object's state needs of its partition."""
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    def submit(self, write_set: WriteSet) -> None: ...
+
+    def timer_armed(self, due_ms: int) -> None: ...
+
+
+class ObjectState:
+    """Reads see what is durable and what was handed over, in that the last wins. `on_lost` is called once when a
+    write set of the current lineage was not applied: the state is then back at what is durable."""
+
+    def __init__(self, port: StatePort, object_id: ObjectId, on_lost: Callable[[BaseException], None]) -> None:
+        self._port = port
+        self._id = object_id
+        self._on_lost = on_lost
+        self._oid: int | None = None
+        self._oid_known = False
+        #: key -> (value or None when deleted, the write set that says so)
+        self._overlay: dict[str, tuple[bytes | None, WriteSet]] = {}
+        self._clearing: WriteSet | None = None
+        self._cache: dict[str, bytes | None] = {}
+        self._directory: dict[str, DirectoryRow] | None = None
+        self.lineage = Lineage(str(object_id))
+        self._position = 0
+        #: the youngest write set handed over; replies wait for it
+        self.last: WriteSet | None = None
+
+    # --- reads ----------------------------------------------------------------------------------
+
+    @property
+    def oid(self) -> int | None:
+        """The object's number in this partition, or None when it has never written."""
+        if not self._oid_known:
+            self._oid = self._port.store.find_object(self._id.type_name, self._id.key)
+            self._oid_known = True
+        return self._oid
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything handed over is durable."""
+        return self.last is None or self.last.done
+
+    def read(self, key: str) -> bytes | None:
+        """The encoded value of `key`, or None."""
+        pending = self._overlay.get(key)
+        if pending is not None:
+            return pending[0]
+        if self._clearing is not None:
+            return None
+        cache = self._cache
+        if key in cache:
+            return cache[key]
+        oid = self.oid
+        if oid is None:
+            return None
+        row = self._port.store.get(KV, (oid, key))
+        value: bytes | None = None if row is None else row[0]
+        self._remember(key, value)
+        return value
+
+    def _remember(self, key: str, value: bytes | None) -> None:
+        if value is not None and len(value) > _CACHED_VALUE_BYTES:
+            self._cache.pop(key, None)
+            return
+        if len(self._cache) >= _CACHED_KEYS:
+            self._cache.clear()
+        self._cache[key] = value
+
+    def scan(
+        self,
+        buffer: WriteBuffer,
+        *,
+        start: str | None,
+        start_after: str | None,
+        end: str | None,
+        prefix: str | None,
+        reverse: bool,
+        limit: int | None,
+        most: int,
+    ) -> list[tuple[str, bytes]]:
+        """Keys and encoded values in range as a turn with `buffer` sees them; at most `most` + 1 without a limit."""
+        low, high = start, end
+        if prefix:
+            low = prefix if low is None else max(low, prefix)
+            above = prefix_end(prefix)
+            high = high if above is None else above if high is None else min(high, above)
+        if start_after is not None and low is not None and low > start_after:
+            start_after = None
+        changes = self._changes(buffer)
+        inside = {
+            key: value
+            for key, value in changes.items()
+            if (low is None or key >= low)
+            and (start_after is None or key > start_after)
+            and (high is None or key < high)
+        }
+        rows: dict[str, bytes] = {}
+        hidden = buffer.merged().cleared or self._clearing is not None
+        if not hidden and self.oid is not None and not (low is not None and high is not None and low >= high):
+            # every change may hide one durable row, so that many more are fetched
+            fetch = (most + 1 if limit is None else limit) + len(inside)
+            rows = {
+                key: value
+                for _oid, key, value in self._port.store.scan(
+                    KV,
+                    (self.oid,),
+                    start=None if low is None or start_after is not None else (low,),
+                    start_after=None if start_after is None else (start_after,),
+                    end=None if high is None else (high,),
+                    reverse=reverse,
+                    limit=fetch,
+                )
+            }
+        merged = {**rows, **inside}
+        found = [(key, value) for key in sorted(merged, reverse=reverse) if (value := merged[key]) is not None]
+        return found if limit is None else found[:limit]
+
+    def _changes(self, buffer: WriteBuffer) -> dict[str, bytes | None]:
+        merged = buffer.merged()
+        changes: dict[str, bytes | None] = {}
+        if not merged.cleared:
+            changes.update((key, value) for key, (value, _) in self._overlay.items())
+        changes.update(merged.kv)
+        return changes
+
+    def directory(self) -> dict[str, DirectoryRow]:
+        """The object's timers by name, as handed over. Read from disk at first use, kept up to date from then on."""
+        if self._directory is None:
+            oid = self.oid
+            rows = [] if oid is None else self._port.store.scan(DIRECTORY, (oid,))
+            self._directory = {row[1]: DirectoryRow(*row) for row in rows}
+        return self._directory
+
+    # --- handing over ---------------------------------------------------------------------------
+
+    def hand_over(
+        self,
+        layer: Layer,
+        *,
+        extra: list[Op] | None = None,
+        guards: list[FieldEquals] | None = None,
+        inbox: InboxEntry | None = None,
+    ) -> WriteSet:
+        """Queue the layer's changes as one write set; from now on every turn of the object sees them."""
+        self._position += 1
+        ops: list[Op] = []
+        write_set = WriteSet(ops, guards=guards, lineage=self.lineage, position=self._position, inbox=inbox)
+        # read before anything is handed over: what is durable afterwards would hide what is on its way
+        directory = self.directory() if layer.timers else {}
+        if layer.kv or layer.timers or layer.cleared:
+            oid = self._ensure_oid(ops)
+            if layer.cleared:
+                ops.append((KV, (oid,), CLEAR))
+                self._overlay.clear()
+                self._cache.clear()
+                self._clearing = write_set
+            for key, value in layer.kv.items():
+                ops.append((KV, (oid, key), None if value is None else (value,)))
+                self._overlay[key] = (value, write_set)
+            earliest = self._timer_ops(layer, directory, oid, ops)
+        else:
+            earliest = None
+        if extra:
+            ops.extend(extra)
+        keys = list(layer.kv)
+        write_set.waiters.append(lambda error: self._ended(write_set, keys, earliest, error))
+        self.last = write_set
+        self._port.submit(write_set)
+        return write_set
+
+    def _ensure_oid(self, ops: list[Op]) -> int:
+        oid = self.oid
+        if oid is None:
+            oid = self._oid = self._port.counters.take_id()
+            ops.append((OBJECTS, (oid,), (self._id.slot, self._id.type_name, self._id.key)))
+        return oid
+
+    @staticmethod
+    def _timer_ops(layer: Layer, directory: dict[str, DirectoryRow], oid: int, ops: list[Op]) -> int | None:
+        earliest: int | None = None
+        for name, row in layer.timers.items():
+            old = directory.get(name)
+            if row is None:
+                if old is not None:
+                    ops.extend(old.delete_ops())
+                    del directory[name]
+                continue
+            row = row.with_oid(oid)
+            ops.extend(row.put_ops(old))
+            directory[name] = row
+            earliest = row.due_ms if earliest is None else min(earliest, row.due_ms)
+        return earliest
+
+    def _ended(
+        self, write_set: WriteSet, keys: list[str], earliest_ms: int | None, error: BaseException | None
+    ) -> None:
+        if write_set.lineage is not self.lineage:
+            return  # of an earlier life: that reset has dealt with it
+        if error is not None:
+            self.reset()
+            self._on_lost(error)
+            return
+        overlay = self._overlay
+        for key in keys:
+            entry = overlay.get(key)
+            if entry is not None and entry[1] is write_set:
+                del overlay[key]
+                self._remember(key, entry[0])
+        if self._clearing is write_set:
+            self._clearing = None
+        if earliest_ms is not None:
+            self._port.timer_armed(earliest_ms)
+
+    def reset(self) -> None:
+        """Back to what is durable: nothing handed over in the old lineage counts any more."""
+        self.lineage = Lineage(str(self._id))
+        self._position = 0
+        self._overlay.clear()
+        self._cache.clear()
+        self._clearing = None
+        self._directory = None
+        self._oid, self._oid_known = None, False
+        self.last = None

@@ -1,0 +1,267 @@
+"""A partition as a Ray actor: one process, one thread for the partition's loop, and methods that post to it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+import uvloop
+
+from actors.channel import Endpoint
+from actors.coordinator import OpeningFacts, Verdict
+from actors.coordinator_store import ClassDefinition, SlotMap
+from actors.errors import CommitOutcomeUnknown, Fenced, PartitionStopped
+from actors.logs import log_event, log_to_stderr
+from actors.node import node_identity
+from actors.partition_host import HostConfig, HostedPartition, OpenOrder, PartitionHost
+from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace
+from actors.ray_directory import RayDirectory, Transport
+from actors.ray_transport import Answer
+from actors.settings import Settings
+from actors.watchdog import Watchdog
+from drivers.durable_object import DurableObjectDriver, tune_process
+
+__all__ = ["CONCURRENCY_GROUPS", "PartitionActor", "PartitionActorConfig", "PartitionThread", "RayCoordinator"]
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+#: Calls of the actor that may run at once, by group; each group has a loop thread of its own. Long polls of the Ray
+#: transport wait in theirs, so that they never keep a control call waiting.
+CONCURRENCY_GROUPS = {"control": 256, "transport": 4_096}
+
+#: What the process exits with, by the reason; Ray starts it again in each case, and its logs show the number.
+EXIT_FENCED = 83
+EXIT_OUTCOME_UNKNOWN = 84
+EXIT_OTHER = 85
+_EXIT_CODES: dict[type[BaseException], int] = {Fenced: EXIT_FENCED, CommitOutcomeUnknown: EXIT_OUTCOME_UNKNOWN}
+#: How long the coordinator may take to answer before a partition goes on without it.
+_COORDINATOR_TIMEOUT_S = 3.0
+#: How long a class may be on its way from the process that uses it to the coordinator.
+_CLASS_WAIT_MS = 2_000
+
+
+@dataclass(frozen=True)
+class PartitionActorConfig:
+    """What the actor is created with. Ray passes the same again at each restart."""
+
+    runtime: str
+    data_dir: str
+    cluster_id: str
+    partition: int
+    secret: bytes
+    settings: Settings
+    slot_map: SlotMap
+    import_paths: tuple[str, ...]
+    transport: Transport
+
+
+def _in_group(group: str, **options: Any) -> Callable[[Method], Method]:
+    """Ray's decorator, with a type."""
+    decorator: Callable[[Method], Method] = ray.method(concurrency_group=group, **options)
+    return decorator
+
+
+class RayCoordinator:
+    """The coordinator behind Ray calls, for partitions. See `CoordinatorPort`."""
+
+    def __init__(self, calls: RayCalls) -> None:
+        self._calls = calls
+
+    async def opening_facts(self, partition: int) -> OpeningFacts:
+        facts: OpeningFacts = await self._ask("opening_facts", partition)
+        return facts
+
+    async def initialised(self, partition: int) -> None:
+        await self._ask("initialised", partition)
+
+    async def announce(
+        self, partition: int, epoch: int, endpoint: Endpoint, commit_seq: int, slots: Sequence[tuple[int, int]]
+    ) -> Verdict:
+        verdict: Verdict = await self._ask("announce", partition, epoch, endpoint, commit_seq, list(slots))
+        return verdict
+
+    async def report(self, partition: int, epoch: int, commit_seq: int) -> Verdict:
+        verdict: Verdict = await self._ask("report", partition, epoch, commit_seq)
+        return verdict
+
+    async def class_definition(self, type_name: str) -> ClassDefinition | None:
+        definition: ClassDefinition | None = await self._ask("class_definition", type_name, _CLASS_WAIT_MS)
+        return definition
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        return await self._calls.call_async(COORDINATOR, method, *args, timeout_s=_COORDINATOR_TIMEOUT_S)
+
+
+class PartitionThread:
+    """A thread that runs one event loop under a watchdog. Other threads only post to it."""
+
+    def __init__(self, name: str, settings: Settings, *, exit_process: Callable[[int], object] = os._exit) -> None:
+        self._name = name
+        self._settings = settings
+        self._exit_process = exit_process
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"mainspring-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, its loop and its watchdog."""
+        self._thread.start()
+
+    def post(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop; the future belongs to the calling side."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        watchdog = Watchdog(
+            self.loop,
+            threading.get_ident(),
+            name=self._name,
+            blocked_ms=self._settings.loop_blocked_ms,
+            hang_ms=self._settings.loop_hang_ms,
+            exit_process=self._exit_process,
+        )
+        watchdog.start(backstop=True)
+        try:
+            self.loop.run_forever()
+        finally:
+            watchdog.stop()
+
+
+class PartitionActor:
+    """Ray's loop threads run these methods; the partition itself lives on a thread of its own."""
+
+    # It must not raise: an actor whose `__init__` raises is never restarted. Opening goes on in the background.
+    def __init__(self, config: PartitionActorConfig) -> None:
+        log_to_stderr()
+        tune_process()
+        _extend_import_path(config.import_paths)
+        self._config = config
+        self._host: PartitionHost | None = None
+        self._failure: Exception | None = None
+        self._thread = PartitionThread(f"partition-{config.partition}", config.settings)
+        self._thread.start()
+        self._started = self._thread.post(self._start())
+
+    async def _start(self) -> PartitionHost:
+        config = self._config
+        calls = RayCalls(ray_namespace(config.runtime))
+        coordinator = RayCoordinator(calls)
+        directory = RayDirectory(calls, config.slot_map, config.secret, config.settings, transport=config.transport)
+        host = PartitionHost(
+            HostConfig(
+                data_dir=config.data_dir,
+                cluster_id=config.cluster_id,
+                partition=config.partition,
+                secret=config.secret,
+                settings=config.settings,
+                node=node_identity(),
+                node_ip=ray.util.get_node_ip_address(),
+                actor_name=partition_actor(config.partition),
+            ),
+            coordinator,
+            lambda order: _open_partition(config, order, directory, coordinator),
+            self._ended,
+            take_map=directory.take_map,
+        )
+        host.start()
+        return host
+
+    async def _on_host(self, ask: Callable[[PartitionHost], Coroutine[Any, Any, T]]) -> T:
+        host = await asyncio.wrap_future(self._started)
+        return await asyncio.wrap_future(self._thread.post(ask(host)))
+
+    # Tried again by Ray across a restart: it only asks.
+    @_in_group("control", max_task_retries=-1)
+    async def endpoint(self) -> Endpoint:
+        """Where the partition serves, once it does. Raises why it can't."""
+        return await self._on_host(PartitionHost.endpoint)
+
+    @_in_group("control")
+    async def status(self) -> dict[str, Any]:
+        """Plain facts about the partition."""
+        return await self._on_host(PartitionHost.status)
+
+    @_in_group("control")
+    async def stop(self) -> None:
+        """Stop cleanly; the actor stays and answers `PartitionStopped`."""
+        await self._on_host(PartitionHost.stop)
+
+    @_in_group("transport")
+    async def submit(self, session: bytes, connection: int, seq: int, frames: list[bytes]) -> Answer:
+        """The Ray transport's way in."""
+        transport = (await asyncio.wrap_future(self._started)).transport
+        if transport is None:
+            raise PartitionStopped("the partition does not serve")
+        return await asyncio.wrap_future(transport.submit_threadsafe(session, connection, seq, frames))
+
+    @_in_group("transport")
+    async def replies(self, session: bytes, connection: int, after_seq: int) -> Answer:
+        """The Ray transport's way out: waits for frames."""
+        transport = (await asyncio.wrap_future(self._started)).transport
+        if transport is None:
+            raise PartitionStopped("the partition does not serve")
+        return await asyncio.wrap_future(transport.replies_threadsafe(session, connection, after_seq))
+
+    def _ended(self, error: BaseException) -> None:
+        code = _EXIT_CODES.get(type(error), EXIT_OTHER)
+        log_event(
+            logging.ERROR,
+            "partition_exits",
+            f"The process of partition {self._config.partition} exits with {code}: {error}",
+            error=error,
+            partition=self._config.partition,
+            code=code,
+        )
+        sys.stderr.flush()
+        os._exit(code)
+
+
+async def _open_partition(
+    config: PartitionActorConfig, order: OpenOrder, directory: RayDirectory, coordinator: RayCoordinator
+) -> HostedPartition:
+    # Imported here, after the import path has been extended: what the application's modules need may be there.
+    from actors.partition import Partition, PartitionConfig
+
+    async def fetch_class(type_name: str) -> bytes | None:
+        definition = await coordinator.class_definition(type_name)
+        return None if definition is None else definition.shipped
+
+    return await Partition.open(
+        PartitionConfig(
+            data_dir=config.data_dir,
+            cluster_id=config.cluster_id,
+            partition=config.partition,
+            create=order.create,
+            slots=order.slots,
+            min_commit_seq=order.min_commit_seq,
+            settings=config.settings,
+            runtime_name=config.runtime,
+            fetch_class=fetch_class,
+        ),
+        directory,
+        driver=DurableObjectDriver(
+            durability=config.settings.durability,
+            lock_wait_ms=config.settings.lock_wait_ms,
+            busy_timeout_ms=config.settings.busy_timeout_ms,
+            checkpoint_interval_ms=config.settings.checkpoint_interval_ms,
+            poll_ms=config.settings.poll_ms,
+        ),
+    )
+
+
+def _extend_import_path(paths: Sequence[str]) -> None:
+    """Let this process import what the process that started the runtime could."""
+    for path in paths:
+        if path not in sys.path:
+            sys.path.append(path)
+    importlib.invalidate_caches()

@@ -1,0 +1,177 @@
+"""One client's connection to a partition: its frames in order, its replies in batches."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from actors.channel import Channel
+from actors.errors import ChannelClosed, FrameTooLarge, MalformedFrame
+from actors.messages import (
+    OK_PICKLED,
+    PICKLED,
+    REFUSED,
+    Admin,
+    Calls,
+    Classes,
+    Question,
+    Release,
+    ReplyRow,
+    decode_from_client,
+    encode_answer,
+    encode_replies,
+)
+from actors.wire_errors import encode_error
+
+if TYPE_CHECKING:
+    from actors.partition import Partition
+
+__all__ = ["PartitionConnection"]
+
+#: A batch of calls is worked through in slices of this length, so that commits and other connections get their turn.
+_SLICE_NS = 2_000_000
+#: How many calls are run between looks at the clock.
+_SLICE_STRIDE = 16
+
+
+class PartitionConnection:
+    """Implements `ChannelHandler` on the partition's side."""
+
+    __slots__ = ("_backlog", "_channel", "_flushing", "_paused", "_replies", "_running", "partition", "stale_slots")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self._channel: Channel | None = None
+        #: what has arrived and was not looked at yet: messages and single calls, in order
+        self._backlog: deque[Callable[[], None]] = deque()
+        self._running = False
+        self._paused = False
+        self._replies: list[ReplyRow] = []
+        self._flushing = False
+        #: slots that this connection was told are not here; see `messages.RESUMED`
+        self.stale_slots: set[int] = set()
+
+    @property
+    def session(self) -> bytes:
+        assert self._channel is not None
+        return self._channel.peer.session
+
+    # --- ChannelHandler ---------------------------------------------------------------------------
+
+    def opened(self, channel: Channel) -> None:
+        self._channel = channel
+        self.partition.connected(self)
+
+    def frame_received(self, frame: bytes) -> None:
+        try:
+            message = decode_from_client(frame)
+        except MalformedFrame as error:
+            self._close(error)
+            return
+        backlog = self._backlog
+        if isinstance(message, Calls):
+            acks = message.acks
+            if acks:
+                backlog.append(partial(self.partition.acknowledge, self.session, acks))
+            admit = self.partition.admit
+            trusted = self._channel is not None and self._channel.trusted_pickle
+            for row in message.calls:
+                if row[5] & PICKLED and not trusted:
+                    self._close(MalformedFrame("a pickled call came over a link, which never carries pickle"))
+                    return
+                backlog.append(partial(admit, self, row))
+        elif isinstance(message, Classes):
+            backlog.append(partial(self.partition.tell_classes, message.classes))
+        elif isinstance(message, Release):
+            backlog.append(partial(self.partition.release_ids, message.call_ids))
+        elif isinstance(message, Question):
+            backlog.append(partial(self._question, message))
+        else:
+            assert isinstance(message, Admin)
+            backlog.append(partial(self.partition.administer, self, message))
+        self._work()
+
+    def closed(self, error: Exception | None) -> None:
+        self._backlog.clear()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self.partition.disconnected(self, channel.peer.session)
+
+    def writable(self, ok: bool) -> None:
+        # a slow reader pauses its own calls: its replies are what fills the buffer
+        self._paused = not ok
+        if ok:
+            self._work()
+
+    # --- working through the backlog --------------------------------------------------------------
+
+    def _work(self) -> None:
+        if self._running or self._paused:
+            return
+        self._running = True
+        backlog = self._backlog
+        until = time.perf_counter_ns() + _SLICE_NS
+        count = 0
+        try:
+            while backlog and not self._paused:
+                backlog.popleft()()
+                count += 1
+                if count % _SLICE_STRIDE == 0 and time.perf_counter_ns() > until:
+                    break
+        finally:
+            self._running = False
+        if backlog and not self._paused:
+            self.partition.loop.call_soon(self._work)
+
+    def _question(self, message: Question) -> None:
+        if self._channel is not None:
+            self._send(encode_answer(message.seq, self.partition.unfinished(message.callers)))
+
+    # --- replies ----------------------------------------------------------------------------------
+
+    def reply(self, seq: int, status: int, payload: bytes) -> None:
+        """Queue a reply; all replies of a loop turn travel in one frame."""
+        if self._channel is None:
+            return  # the client repeats on its next connection and is answered there
+        if status == OK_PICKLED and not self._channel.trusted_pickle:
+            status, payload = REFUSED, encode_error(MalformedFrame("this reply can travel over Ray only"))
+        self._replies.append((seq, status, payload))
+        if not self._flushing:
+            self._flushing = True
+            self.partition.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        replies, self._replies = self._replies, []
+        if self._channel is None or not replies:
+            return
+        limit = self.partition.settings.max_frame_bytes // 2
+        start = size = 0
+        for index, row in enumerate(replies):
+            size += len(row[2]) + 32
+            if size > limit and index > start:
+                self._send(encode_replies(replies[start:index]))
+                start, size = index, len(row[2]) + 32
+        self._send(encode_replies(replies[start:]))
+
+    def _send(self, frame: bytes) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(frame)
+        except FrameTooLarge as error:
+            self._close(error)
+        except ChannelClosed:
+            pass  # `closed` follows; the client repeats on its next connection
+
+    def _close(self, error: Exception) -> None:
+        if self._channel is not None:
+            self._channel.close(error)
+
+    def close(self, error: Exception | None = None) -> None:
+        """The partition stops (None), or is gone."""
+        if self._channel is not None:
+            self._channel.close(error)

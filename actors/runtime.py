@@ -1,0 +1,374 @@
+"""The runtime as an application sees it: start it, find it, use it, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import re
+import shutil
+import sys
+import uuid
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import ray
+from ray import cloudpickle
+
+from actors.client import Client
+from actors.cluster_file import OWN_ENTRIES, ClusterFile
+from actors.coordinator import RuntimeDescription
+from actors.coordinator_store import ClassDefinition, balanced_ranges
+from actors.durable_object import DurableObject, class_info
+from actors.errors import InvalidOption, RuntimeNotStarted, WrongPartition
+from actors.io_loop import ClientPool, IoLoop, ensure_no_loop
+from actors.launch import choose_placement, find_runtime, find_runtimes, start_actors, stop_actors
+from actors.local_ray import Connection, connect_ray_cluster, ensure_ray
+from actors.logs import tell
+from actors.namespace import Namespace, runtime_registry
+from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor, ray_namespace
+from actors.ray_directory import RayDirectory, Transport
+from actors.settings import Settings
+from drivers.files import FileLock, check_filesystem
+
+__all__ = ["DEFAULT_PARTITIONS", "Runtime"]
+
+T = TypeVar("T")
+
+#: Partitions of a new cluster: about one per core of a small machine; idle ones cost 45 MiB each.
+DEFAULT_PARTITIONS = 4
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+#: How long registering a class waits for the coordinator.
+_REGISTER_TIMEOUT_S = 5.0
+#: How long deleting data waits for processes that have been killed to be gone.
+_GONE_WAIT_MS = 10_000
+
+
+class Runtime:
+    """A running set of partitions, and this process's access to them.
+
+    `Runtime.start` starts one (or joins it when it runs already), `Runtime.connect` finds one by name. Used as a
+    context manager (`with` in plain code, `async with` in async code) it is stopped at the end by the process that
+    started it, and merely closed by the others. It can be pickled: what arrives uses the runtime of the same name.
+    """
+
+    def __init__(
+        self, name: str, description: RuntimeDescription, *, transport: Transport, connection: Connection, created: bool
+    ) -> None:
+        """Applications use `start` and `connect`."""
+        self.name = name
+        self.settings = description.settings
+        self.data_dir = Path(description.data_dir)
+        self.cluster_id = description.cluster_id
+        self._description = description
+        self._transport = transport
+        self._connection = connection
+        self._created = created
+        self._calls = RayCalls(ray_namespace(name))
+        self._directory = RayDirectory(
+            self._calls, description.slot_map, description.secret or None, description.settings, transport=transport
+        )
+        self._io = IoLoop()
+        self._pool = ClientPool(lambda: Client(self._directory, self.settings))
+        self._registered: dict[str, type[DurableObject]] = {}
+        self._closed = False
+        runtime_registry.register(self)
+        _live.add(self)
+
+    # --- starting and finding -----------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: str | Path,
+        partitions: int | None = None,
+        *,
+        name: str = "default",
+        address: str | None = None,
+        settings: Settings | None = None,
+        transport: Transport = "auto",
+        num_cpus: float = 0,
+        ray_options: Mapping[str, Any] | None = None,
+    ) -> Runtime:
+        """Start the runtime of a data directory and wait until it serves; blocks for some seconds.
+
+        `partitions`: how many a new cluster gets (4), or what an existing one must have. Without `address` it runs
+        in the Ray that this process is connected to, else in a new local one on loopback, which ends with this
+        process; the data goes on at the next start. `address` names a Ray cluster ("auto": the one of this machine);
+        there the runtime goes on without this process. `num_cpus` is what each partition reserves in Ray;
+        `ray_options` go to `ray.init`. If the runtime runs already, it is joined.
+
+        Raises `InvalidOption`, `UnsupportedFilesystem`, `PartitionBusy` when another process serves the directory,
+        `DataMissing`, `DataRolledBack`, `WrongPartition`, `SchemaTooNew`, and `RuntimeNotStarted` when Ray can't do it.
+        """
+        _check_name(name)
+        _check_transport(transport)
+        directory = _prepare_directory(data_dir)
+        cluster, is_new = _open_cluster(directory, partitions)
+        connection = ensure_ray(address, ray_options)
+        try:
+            placement = choose_placement(num_cpus)
+            calls = RayCalls(ray_namespace(name))
+            launch = start_actors(calls, name, directory, cluster, settings or _defaults(), transport, placement)
+        except BaseException:
+            if connection is not Connection.FOUND:
+                _leave_ray()
+            raise
+        if is_new:
+            tell("cluster_created", f"created a new cluster in {directory} ({cluster.partitions} partitions)")
+        if connection is Connection.OWN:
+            tell("local_ray", "this local Ray ends with this process; the data goes on at the next start")
+        return cls(name, launch.description, transport=transport, connection=connection, created=launch.created)
+
+    @classmethod
+    def connect(cls, name: str = "default", *, address: str | None = None, transport: Transport = "auto") -> Runtime:
+        """Find a running runtime by its name; inside Ray tasks and actors, the one of their cluster.
+
+        A process that is in no Ray yet joins the one at `address`, or the one that runs on this machine. Raises
+        `RuntimeNotStarted`.
+        """
+        _check_name(name)
+        _check_transport(transport)
+        connection = connect_ray_cluster(address)
+        try:
+            description = find_runtime(RayCalls(ray_namespace(name)), name)
+        except BaseException:
+            if connection is Connection.JOINED:
+                _leave_ray()
+            raise
+        return cls(name, description, transport=transport, connection=connection, created=False)
+
+    @classmethod
+    def current(cls) -> Runtime:
+        """The runtime that this process started or connected to; inside Ray tasks and actors, the only one there is.
+
+        Raises `RuntimeNotStarted` when there is none, or several.
+        """
+        names = sorted({runtime.name for runtime in _live})
+        if len(names) == 1:
+            return cast(Runtime, runtime_registry.find(names[0]))
+        if not names and ray.is_initialized():
+            names = find_runtimes()
+            if len(names) == 1:
+                return cls.connect(names[0])
+        if not names:
+            raise RuntimeNotStarted("no runtime runs here: call Runtime.start or Runtime.connect first")
+        raise RuntimeNotStarted(f"several runtimes run here ({', '.join(names)}): say which with Runtime.connect(name)")
+
+    # --- use --------------------------------------------------------------------------------------------
+
+    def namespace(self, cls: type[DurableObject]) -> Namespace:
+        """The objects of a class. Raises `InvalidClassOption`, and `DuplicateTypeName` for a second class of a name.
+
+        A class that other processes can't import (from `__main__`, a notebook, or inside a function) is sent to the
+        partitions by value, once.
+        """
+        self._check_open()
+        info = class_info(cls)
+        if self._registered.get(info.type_name) is not cls:
+            self._register(cls)
+            self._registered[info.type_name] = cls
+        return Namespace(self, info)
+
+    def client(self) -> Client:
+        """The client of the running event loop."""
+        return self._pool.get()
+
+    def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on this runtime's background loop and wait for it."""
+        return self._io.run(make)
+
+    def status(self) -> dict[str, Any]:
+        """Plain facts about the coordinator and every partition; what does not answer has an `error`."""
+        self._check_open()
+        return {
+            "name": self.name,
+            "coordinator": self._ask(COORDINATOR),
+            "partitions": {number: self._ask(partition_actor(number)) for number in self._description.partitions},
+        }
+
+    def _ask(self, actor: str) -> Any:
+        try:
+            return self._calls.call(actor, "status", timeout_s=_REGISTER_TIMEOUT_S)
+        except Exception as error:  # shown in its place: status is asked when things are not well
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _register(self, cls: type[DurableObject]) -> None:
+        ref = class_info(cls).ref
+        shipped = cloudpickle.dumps(cls) if _must_be_shipped(cls) else None
+        definition = ClassDefinition(ref.type_name, ref.module, ref.qualname, shipped)
+        try:
+            self._calls.call(COORDINATOR, "register_class", definition, timeout_s=_REGISTER_TIMEOUT_S)
+        except ActorUnreachable:
+            if shipped is not None:
+                raise
+
+    # --- ending -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End this process's access; the runtime goes on. Idempotent. Raises `SyncCallInLoop` on a loop's thread."""
+        self._close_clients("Runtime.close()")
+        if self._connection is Connection.JOINED:
+            _leave_ray()
+
+    async def aclose(self) -> None:
+        """`close` for async code."""
+        await asyncio.to_thread(self.close)
+
+    def stop(self) -> None:
+        """Stop the runtime for everybody: running turns end, files are closed, the actors are gone.
+
+        Ends the local Ray that `start` started. Idempotent. Raises `SyncCallInLoop` on a loop's thread.
+        """
+        if self._close_clients("Runtime.stop()") and ray.is_initialized():
+            stop_actors(RayCalls(self._calls.namespace), self._description.partitions)
+        if self._connection is not Connection.FOUND:
+            _leave_ray()
+
+    async def astop(self) -> None:
+        """`stop` for async code."""
+        await asyncio.to_thread(self.stop)
+
+    def destroy(self) -> None:
+        """Stop the runtime and delete its data for good.
+
+        Raises `WrongPartition` when the directory does not hold this cluster, `PartitionBusy` when a process still
+        uses it; nothing is deleted then.
+        """
+        directory = self.data_dir
+        found = ClusterFile.read(directory)
+        if found is None or found.cluster_id != self.cluster_id:
+            raise WrongPartition(f"{directory} does not hold cluster {self.cluster_id}; nothing was deleted.")
+        self.stop()
+        _delete(directory)
+
+    def _close_clients(self, what: str) -> bool:
+        """Close everything in this process; False when that has been done before."""
+        if self._closed:
+            return False
+        ensure_no_loop(what)
+        self._closed = True
+        self._io.run(self._pool.close)
+        self._io.stop()
+        self._calls.close()
+        runtime_registry.unregister(self)
+        _live.discard(self)
+        return True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeNotStarted(f"the runtime {self.name!r} was stopped; start or connect it again")
+
+    def __enter__(self) -> Runtime:
+        ensure_no_loop("`with` on a runtime (use `async with`)")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop() if self._created else self.close()
+
+    async def __aenter__(self) -> Runtime:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await (self.astop() if self._created else self.aclose())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the secret: pickles get stored and sent around. The other process asks Ray for it.
+        return _restore, (self.name, replace(self._description, secret=b""), self._transport)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._description.partitions)} partitions"
+        return f"<Runtime {self.name!r} {self.data_dir} {state}>"
+
+
+_live: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_own_at_exit() -> None:
+    """A local Ray dies with this process, so its partitions stop cleanly; what runs in a cluster goes on."""
+    for runtime in list(_live):
+        if runtime._connection is Connection.OWN and runtime._created:
+            runtime.stop()
+
+
+def _restore(name: str, description: RuntimeDescription, transport: Transport) -> Runtime:
+    try:
+        return cast(Runtime, runtime_registry.find(name))
+    except RuntimeNotStarted:
+        return Runtime(name, description, transport=transport, connection=Connection.FOUND, created=False)
+
+
+def _defaults() -> Settings:
+    return Settings.model_validate({})
+
+
+def _prepare_directory(data_dir: str | Path) -> Path:
+    directory = Path(data_dir).expanduser().resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    check_filesystem(directory)
+    return directory
+
+
+def _open_cluster(directory: Path, partitions: int | None) -> tuple[ClusterFile, bool]:
+    cluster = ClusterFile.read(directory)
+    is_new = False
+    if cluster is None:
+        balanced_ranges(DEFAULT_PARTITIONS if partitions is None else partitions)  # refuses an impossible number
+        wanted = ClusterFile(uuid.uuid4().hex, DEFAULT_PARTITIONS if partitions is None else partitions)
+        is_new = wanted.create(directory)
+        cluster = wanted if is_new else ClusterFile.read(directory)
+        assert cluster is not None
+    if partitions is not None and partitions != cluster.partitions:
+        raise InvalidOption(
+            f"{directory} has {cluster.partitions} partitions, not {partitions}. Leave `partitions` out to take what "
+            "is there; changing the number will be `runtime.scale()`, which is not available yet."
+        )
+    return cluster, is_new
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidOption(f"name = {name!r}: letters, digits, '_', '.' and '-', 1 to 63 of them")
+
+
+def _check_transport(transport: str) -> None:
+    if transport not in ("auto", "link", "ray"):
+        raise InvalidOption(f"transport = {transport!r}: must be 'auto', 'link' or 'ray'")
+
+
+def _must_be_shipped(cls: type[DurableObject]) -> bool:
+    """Whether no other process finds the class by its module and name."""
+    module = sys.modules.get(cls.__module__)
+    has_file = getattr(module, "__file__", None) is not None
+    return cls.__module__ == "__main__" or "<locals>" in cls.__qualname__ or not has_file
+
+
+def _leave_ray() -> None:
+    """Disconnect this process from Ray, which ends a Ray that it started; not while another runtime here uses it."""
+    if ray.is_initialized() and not _live:
+        ray.shutdown()
+
+
+def _delete(directory: Path) -> None:
+    locks = [FileLock(path) for path in sorted(directory.rglob("*.lock"))]
+    held: list[FileLock] = []
+    try:
+        for lock in locks:
+            lock.acquire(_GONE_WAIT_MS)
+            held.append(lock)
+        for name in OWN_ENTRIES:
+            path = directory / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    finally:
+        for lock in held:
+            lock.release()
+    if not any(directory.iterdir()):
+        directory.rmdir()

@@ -1,0 +1,303 @@
+"""The whole runtime in one process, on virtual time when asked: for tests, notebooks and small services.
+
+The same partitions, files and rules as on Ray. `LocalRuntime(clock=VirtualClock())` moves time only when told to,
+and commits inline, so that a month of timers runs in seconds and in one order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from actors.address import SLOTS
+from actors.admin import DeadLetter
+from actors.channel import Channel, ChannelHandler, Hello
+from actors.client import Client
+from actors.durable_object import DurableObject, class_info
+from actors.errors import ChannelClosed, InvalidOption, PartitionStopped, RuntimeNotStarted, SyncCallInLoop
+from actors.loopback import connect_loopback
+from actors.namespace import Namespace, Stub
+from actors.partition import Partition, PartitionConfig
+from actors.settings import Settings
+from drivers.clock import Clock, SystemClock, VirtualClock
+from drivers.memory_store import MemoryData
+from drivers.native import NativeDriver, has_partition_file
+
+__all__ = ["DeadLetter", "LocalRuntime", "SystemClock", "VirtualClock"]
+
+T = TypeVar("T")
+
+_CLUSTER_ID = "local"
+#: Loop turns without any progress after which a busy partition is taken to wait for something else than itself.
+_QUIET_TURNS = 25
+#: How long (real time) something that runs elsewhere (a thread, a socket) is waited for before virtual time goes on.
+_PATIENCE_S = 0.25
+
+
+class _LocalDirectory:
+    """Finds the partitions of a `LocalRuntime`."""
+
+    map_version = 1
+
+    def __init__(self, runtime: LocalRuntime) -> None:
+        self._runtime = runtime
+
+    def partition_of(self, slot: int) -> int:
+        return slot * self._runtime.partition_count // SLOTS
+
+    def partitions(self) -> Sequence[int]:
+        return range(self._runtime.partition_count)
+
+    async def refresh(self, seen_version: int) -> None:
+        return None
+
+    async def connect(self, partition: int, session: bytes, connection: int, handler: ChannelHandler) -> Channel:
+        found = self._runtime.partitions[partition]
+        if found is None or found.stopped:
+            raise ChannelClosed(f"partition {partition} is not running")
+        return connect_loopback(
+            found.accept,
+            Hello(session, connection, partition, found.epoch),
+            Hello(session, connection, partition, found.epoch),
+            handler,
+            self._runtime.settings.max_frame_bytes,
+        )
+
+
+class LocalRuntime:
+    """`async with LocalRuntime() as rt:` gives `rt.namespace(Class)` as a runtime on Ray does.
+
+    `clock`: a `VirtualClock` (the default) or a `SystemClock`. `data_dir`: where the files are; a directory of its
+    own, removed at the end, when None. `memory=True` uses no files at all.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        partitions: int = 1,
+        data_dir: str | Path | None = None,
+        settings: Settings | None = None,
+        memory: bool = False,
+        name: str = "local",
+        driver: NativeDriver | None = None,
+    ) -> None:
+        if not 1 <= partitions <= SLOTS:
+            raise InvalidOption(f"partitions={partitions}: must be 1 to {SLOTS}")
+        self.clock: Clock = clock if clock is not None else VirtualClock()
+        self._virtual = self.clock if isinstance(self.clock, VirtualClock) else None
+        self.settings = settings or Settings(durability="off" if self._virtual else "full")
+        self.name = name
+        self.partition_count = partitions
+        self.partitions: list[Partition | None] = [None] * partitions
+        self._data_dir = data_dir
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._memory: dict[int, MemoryData] | None = {} if memory else None
+        self._driver = driver
+        self._classes: list[type[DurableObject]] = []
+        self._directory = _LocalDirectory(self)
+        self._client: Client | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> LocalRuntime:
+        """Open (and at first create) the partitions. Raises what opening raises, `PartitionBusy` for one."""
+        if self._data_dir is None and self._memory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="mainspring-")
+            self._data_dir = self._temporary.name
+        if self._driver is None:
+            self._driver = NativeDriver(
+                clock=self.clock,
+                inline=self._virtual is not None,
+                durability=self.settings.durability,
+                # a virtual clock can't lose a wake, and a look each virtual second would be most of the work
+                poll_ms=None if self._virtual else self.settings.poll_ms,
+                lock_wait_ms=self.settings.lock_wait_ms,
+                busy_timeout_ms=self.settings.busy_timeout_ms,
+                checkpoint_interval_ms=self.settings.checkpoint_interval_ms,
+                memory=self._memory,
+            )
+        try:
+            for number in range(self.partition_count):
+                await self._open(number)
+        except BaseException:
+            await self.stop()
+            raise
+        self._client = Client(self._directory, self.settings)
+        return self
+
+    async def _open(self, number: int) -> None:
+        assert self._driver is not None
+        directory = "" if self._data_dir is None else str(self._data_dir)
+        exists = number in self._memory if self._memory is not None else has_partition_file(directory, number)
+        low = -(-number * SLOTS // self.partition_count)
+        high = -(-(number + 1) * SLOTS // self.partition_count) - 1
+        config = PartitionConfig(
+            data_dir=directory,
+            cluster_id=_CLUSTER_ID,
+            partition=number,
+            create=not exists,
+            slots=[(low, high)],
+            settings=self.settings,
+            runtime_name=self.name,
+        )
+        partition = await Partition.open(config, self._directory, driver=self._driver, classes=self._classes)
+        self.partitions[number] = partition
+
+    async def stop(self) -> None:
+        """Let running turns end, and close everything. The data stays, unless the directory was our own."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        for number, partition in enumerate(self.partitions):
+            if partition is not None:
+                await partition.stop()
+                self.partitions[number] = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+            self._data_dir = None
+
+    async def __aenter__(self) -> LocalRuntime:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # --- what applications use --------------------------------------------------------------------
+
+    def namespace(self, cls: type[DurableObject]) -> Namespace:
+        """The objects of a class. Raises `DuplicateTypeName`."""
+        info = class_info(cls)
+        for partition in self._running():
+            partition.classes.add(cls)
+        if cls not in self._classes:
+            self._classes.append(cls)
+        return Namespace(self, info)
+
+    def client(self) -> Client:
+        if self._client is None:
+            raise RuntimeNotStarted(f"runtime {self.name!r} is not running: use it inside `async with`")
+        return self._client
+
+    def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        raise SyncCallInLoop("a LocalRuntime lives on its own event loop: await the call")
+
+    # --- what tests use ---------------------------------------------------------------------------
+
+    async def advance(
+        self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, ms: float = 0
+    ) -> None:
+        """Move virtual time on, and run everything that is due on the way at its own instant, in order."""
+        clock = self._virtual_clock()
+        delta = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=ms)
+        target = clock.wall_ms() + delta // timedelta(milliseconds=1)
+        await self.run_until_idle()
+        while (next_ms := clock.next_ms()) is not None and next_ms <= target:
+            clock.move_to(next_ms)
+            clock.run_due()
+            await self._settle()
+        clock.move_to(max(target, clock.wall_ms()))
+        await self.run_until_idle()
+
+    async def run_until_idle(self) -> None:
+        """Run what is due now, until nothing is running or on its way to disk."""
+        while True:
+            await self._settle()
+            if self._virtual is None or not self._virtual.run_due():
+                return
+
+    async def fire_alarm(self, stub: Stub) -> bool:
+        """Run the object's alarm now, whenever it is due; whether one was set. Moves virtual time to its due time."""
+        await self.run_until_idle()
+        due_ms = self._alarm_due_ms(stub)
+        if due_ms is None:
+            return False
+        clock = self._virtual_clock()
+        await self.advance(ms=max(0, due_ms - clock.wall_ms()))
+        return True
+
+    def _alarm_due_ms(self, stub: Stub) -> int | None:
+        partition = self._partition_of(stub)
+        oid = partition.store.find_object(stub.id.type_name, stub.key)
+        row = None if oid is None else partition.store.get("directory", (oid, ""))
+        return None if row is None else row[1]
+
+    async def evict(self, stub: Stub) -> bool:
+        """Let the object leave memory once its turns have ended; False when it was not there."""
+        await self.run_until_idle()
+        partition = self._partition_of(stub)
+        host = partition.find_host(stub.id.type_name, stub.key)
+        return host is not None and partition.evict(host)
+
+    async def crash(self, partition: int | None = None) -> None:
+        """Drop memory and keep the disk, as `kill -9` does, then start again. All partitions, or one."""
+        for number in range(self.partition_count) if partition is None else [partition]:
+            found = self.partitions[number]
+            if found is not None:
+                self.partitions[number] = None
+                await found.abandon()
+        for number in range(self.partition_count):
+            if self.partitions[number] is None:
+                await self._open(number)
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        """What has used up its tries, oldest first in each partition."""
+        client = self.client()
+        found: list[DeadLetter] = []
+        for number in range(self.partition_count):
+            found.extend(await client.admin(number, "dead_letters", [1_000, None]))
+        return found
+
+    async def redrive(self, letter: DeadLetter) -> None:
+        """Run a dead letter again, with all its tries."""
+        await self.client().admin(letter.partition, "redrive", [letter.id])
+
+    async def discard(self, letter: DeadLetter) -> None:
+        """Forget a dead letter."""
+        await self.client().admin(letter.partition, "discard", [letter.id])
+
+    def status(self) -> list[dict[str, Any]]:
+        """What each partition is doing."""
+        return [partition.status() for partition in self._running()]
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _running(self) -> list[Partition]:
+        return [partition for partition in self.partitions if partition is not None]
+
+    def _partition_of(self, stub: Stub) -> Partition:
+        partition = self.partitions[self._directory.partition_of(stub.id.slot)]
+        if partition is None:
+            raise PartitionStopped("the object's partition is not running")
+        return partition
+
+    def _virtual_clock(self) -> VirtualClock:
+        if self._virtual is None:
+            raise InvalidOption("only a LocalRuntime with a VirtualClock can move time")
+        return self._virtual
+
+    def _progress(self) -> tuple[int, ...]:
+        return tuple(p.turns + p.committer.commits + p.calls + p.activations for p in self._running())
+
+    async def _settle(self) -> None:
+        """Until nothing moves by itself: what still waits then waits for time, or for something outside."""
+        loop = asyncio.get_running_loop()
+        quiet, seen, since = 0, self._progress(), loop.time()
+        while any(partition.busy for partition in self._running()):
+            # what runs in threads or waits for sockets needs real time; everything else only loop turns
+            await asyncio.sleep(0 if quiet < _QUIET_TURNS else 0.001)
+            progress = self._progress()
+            if progress != seen:
+                quiet, seen, since = 0, progress, loop.time()
+                continue
+            quiet += 1
+            if self._virtual is not None and quiet > _QUIET_TURNS and loop.time() - since > _PATIENCE_S:
+                return

@@ -1,0 +1,203 @@
+"""Hands due timers that run user code to their objects: oldest first, bounded, so one slow object delays nobody."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from actors.address import ObjectId
+from actors.durable_object import ClassInfo
+from actors.logs import log_event
+from actors.timer_work import TimerWork
+from actors.write_buffer import WriteBuffer
+from drivers.tables import OBJECTS, TIMERS, Key
+from drivers.timer_store import read_timer
+from timers.rows import USER_LANE, MalformedTimer, TimerRow
+
+if TYPE_CHECKING:
+    from actors.partition import Partition
+
+__all__ = ["TimerDispatcher"]
+
+#: Rows fetched at a time.
+_PAGE = 128
+#: A timer whose turn failed for a reason of the platform is looked at again after this.
+PLATFORM_RETRY_MS = 1_000
+#: A timer whose class can't be loaded is tried again after this; it uses up no attempt.
+CLASS_RETRY_MS = 60_000
+_REF_NAME = 8
+
+
+class TimerDispatcher:
+    """A cursor over the user lane. Rows of an object or class at its bound are passed once; when it frees, the
+    object's next rows come from its own directory, in due order."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._after: Key | None = None  # the last row looked at; None: start from the front
+        self._in_flight: set[tuple[int, str]] = set()
+        self._by_object: Counter[int] = Counter()
+        self._by_class: Counter[str] = Counter()
+        self._parked: dict[int, ObjectId] = {}
+        self._full = False
+        self._warned: set[object] = set()
+        #: (class, key, name) of timers that ran when the process died: they run one at a time
+        self.suspects: set[tuple[str, str, str]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Timer turns that are queued or running."""
+        return len(self._in_flight)
+
+    # --- the tick ---------------------------------------------------------------------------------
+
+    def tick(self) -> int | None:
+        """Dispatch what is due. Returns when to look again (epoch ms), None when an event will say so."""
+        partition = self._partition
+        now_ms = partition.clock.wall_ms()
+        most = partition.settings.max_timer_turns
+        self._full = False
+        while True:
+            room = most - len(self._in_flight)
+            if room <= 0:
+                self._full = True  # the next turn that ends looks again
+                return None
+            after = None if self._after is None else self._after[1:]
+            rows = partition.store.scan(
+                TIMERS, (USER_LANE,), start_after=after, end=(now_ms + 1,), limit=min(_PAGE, room)
+            )
+            for columns in rows:
+                self._after = tuple(columns[:5])
+                self._look(read_timer(columns), now_ms)
+            if len(rows) < min(_PAGE, room):
+                break
+        following = partition.store.scan(
+            TIMERS, (USER_LANE,), start_after=None if self._after is None else self._after[1:], limit=1
+        )
+        return following[0][1] if following else None
+
+    def rewind(self, due_ms: int) -> None:
+        """A row was put at `due_ms`: if the cursor has passed that place, go back to it."""
+        if self._after is not None and due_ms <= self._after[1]:
+            self._after = (USER_LANE, due_ms, 0, b"", 0)
+
+    def _look(self, row: TimerRow | MalformedTimer, now_ms: int) -> None:
+        if isinstance(row, MalformedTimer):
+            self._warn(row.raw_key, f"a timer row makes no sense and is left where it is: {row.reason}")
+            return
+        try:
+            oid, name = int.from_bytes(row.ref[:_REF_NAME], "big"), row.ref[_REF_NAME:].decode()
+        except UnicodeDecodeError:
+            self._warn(row.key(), "a timer row names no timer and is left where it is")
+            return
+        if (oid, name) in self._in_flight or oid in self._parked:
+            return
+        object_id = self._object(oid)
+        if object_id is None:
+            self._partition.drop_pointer(row.key())  # its object was deleted
+            return
+        self._dispatch(oid, object_id, name, row.due_ms, row.key())
+
+    def _object(self, oid: int) -> ObjectId | None:
+        values = self._partition.store.get(OBJECTS, (oid,))
+        return None if values is None else ObjectId(values[1], values[2], values[0])
+
+    def _dispatch(self, oid: int, object_id: ObjectId, name: str, due_ms: int, pointer: Key) -> bool:
+        """Queue one timer at its object; False when the object or its class is at its bound (it is parked then)."""
+        partition = self._partition
+        if not partition.runs_slot(object_id.slot):
+            return True
+        info = partition.classes.get(object_id.type_name)
+        if info is None:
+            partition.classes.when_loaded(object_id.type_name, lambda: self._again(due_ms))
+            return True
+        if not isinstance(info, ClassInfo):
+            self._warn(object_id.type_name, f"timers of {object_id.type_name} can't run: {info}")
+            partition.clock.call_later(CLASS_RETRY_MS, lambda: self._retry_class(object_id.type_name, due_ms))
+            return True
+        settings = partition.settings
+        if (
+            self._by_object[oid] >= settings.max_timer_turns_per_object
+            or self._by_class[object_id.type_name] >= settings.max_timer_turns_per_class
+        ):
+            self._parked[oid] = object_id
+            return False
+        host = partition.host(info, object_id)
+        row = host.directory().get(name)
+        if row is None or row.timer_key() != pointer:
+            # The directory is the truth. While something of the object is on its way to disk, that commit removes
+            # the pointer; dropping it here could lose a timer that comes back when the commit fails.
+            if host.state.settled:
+                host.state.hand_over(WriteBuffer().top, extra=[(TIMERS, pointer, None)])
+            return True
+        self._start(object_id, TimerWork.of(host, row))
+        return True
+
+    def _start(self, object_id: ObjectId, work: TimerWork) -> None:
+        self.adopt(work)
+        suspect = (object_id.type_name, object_id.key, work.row.name)
+        if suspect in self.suspects:
+            self.suspects.discard(suspect)
+            work.suspected = True
+        self._partition.start_timer(work)
+
+    def adopt(self, work: TimerWork) -> None:
+        """Count a timer's turn as in flight, so that the tick does not start it a second time."""
+        oid = work.row.oid
+        self._in_flight.add((oid, work.row.name))
+        self._by_object[oid] += 1
+        self._by_class[work.host.id.type_name] += 1
+
+    # --- when turns end ---------------------------------------------------------------------------
+
+    def ended(self, work: TimerWork, *, retry: bool) -> None:
+        """A timer's turn is over; `retry` when the platform and not the handler failed it."""
+        oid, name = work.row.oid, work.row.name
+        if (oid, name) not in self._in_flight:
+            return
+        self._in_flight.discard((oid, name))
+        self._by_object[oid] -= 1
+        if not self._by_object[oid]:
+            del self._by_object[oid]
+        self._by_class[work.host.id.type_name] -= 1
+        if retry:
+            due_ms = work.row.due_ms
+            self._partition.clock.call_later(PLATFORM_RETRY_MS, lambda: self._again(due_ms))
+        self._unpark(work.host.id.type_name, oid)
+        if self._full:
+            self._full = False
+            self._partition.loop.call_soon(self._partition.tick)
+
+    def _unpark(self, type_name: str, oid: int) -> None:
+        freed = [oid] if oid in self._parked else []
+        if self._by_class[type_name] < self._partition.settings.max_timer_turns_per_class:
+            freed += [each for each, object_id in self._parked.items() if object_id.type_name == type_name][:1]
+        for each in dict.fromkeys(freed):
+            object_id = self._parked.pop(each)
+            self._dispatch_due(each, object_id)
+
+    def _dispatch_due(self, oid: int, object_id: ObjectId) -> None:
+        """Queue what is due of an object that was parked, from its directory."""
+        info = self._partition.classes.get(object_id.type_name)
+        if not isinstance(info, ClassInfo):
+            return
+        now_ms = self._partition.clock.wall_ms()
+        rows = self._partition.host(info, object_id).directory().values()
+        due = [row for row in rows if row.due_ms <= now_ms and (oid, row.name) not in self._in_flight]
+        for row in sorted(due, key=lambda row: (row.due_ms, row.kind, row.name)):
+            if not self._dispatch(oid, object_id, row.name, row.due_ms, row.timer_key()):
+                return
+
+    def _again(self, due_ms: int) -> None:
+        self.rewind(due_ms)
+        self._partition.tick()
+
+    def _retry_class(self, type_name: str, due_ms: int) -> None:
+        self._partition.classes.forget_failure(type_name)
+        self._again(due_ms)
+
+    def _warn(self, what: object, message: str) -> None:
+        if what not in self._warned:  # once per run: the row is met again at every tick
+            self._warned.add(what)
+            log_event(logging.WARNING, "timer_unusable", message)

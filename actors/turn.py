@@ -1,0 +1,307 @@
+"""One turn: what it has changed, whom it has called, and how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import pickle
+import random
+import threading
+from collections.abc import Awaitable
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from actors.address import ClassRef, slot_of
+from actors.codec import decode, encode
+from actors.errors import Overloaded, ReadOnlyTurn, ReentrantCall, TurnOver, ValueTooLarge, WrongThread
+from actors.messages import OK, OK_PICKLED
+from actors.wire_errors import decode_error
+from actors.write_buffer import WriteBuffer
+
+if TYPE_CHECKING:
+    from actors.object_host import ObjectHost
+    from actors.work import Work
+
+__all__ = ["Turn", "TurnInfo", "inside_call_id"]
+
+
+def inside_call_id(turn_id: bytes, type_name: str, key: str, method: str, index: int) -> bytes:
+    """Id of the `index`-th call that a turn makes to this target and method: the same when the turn is run again."""
+    hasher = hashlib.blake2b(turn_id, digest_size=16)
+    hasher.update(f"\0{type_name}\0{key}\0{method}\0{index}".encode())
+    return b"i" + hasher.digest()
+
+
+class TurnInfo:
+    """The running turn, as the object's code sees it: stable when the platform runs the turn again."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    @property
+    def id(self) -> bytes:
+        """Names this turn for ever; the same when the platform runs it again."""
+        return self._turn.turn_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run, more when the platform runs the turn again after a crash."""
+        return self._turn.attempt
+
+    @property
+    def now_ms(self) -> int:
+        """When the turn first began, in epoch ms; the same when it is run again after it called out or synced."""
+        return self._turn.now_ms
+
+    @property
+    def now(self) -> datetime:
+        """`now_ms` as an aware datetime in UTC."""
+        return datetime.fromtimestamp(self._turn.now_ms / 1_000, tz=timezone.utc)
+
+    @property
+    def random(self) -> random.Random:
+        """Random numbers drawn from the turn's id."""
+        return self._turn.random()
+
+
+class _State(enum.Enum):
+    RUNNING = "running"
+    ENDED = "ended"
+    TIMED_OUT = "timed out"
+    SUPERSEDED = "been superseded"
+
+
+class Turn:
+    """A turn of one object. `CURRENT` holds it while its code runs; stubs and storage find it there."""
+
+    __slots__ = (
+        "_counts",
+        "_intent",
+        "_random",
+        "_state",
+        "attempt",
+        "buffer",
+        "called",
+        "calls",
+        "doomed",
+        "firing",
+        "host",
+        "is_activation",
+        "lineage",
+        "now_ms",
+        "outstanding",
+        "read_only",
+        "recorded",
+        "task",
+        "timeout_handle",
+        "turn_id",
+        "work",
+    )
+
+    def __init__(
+        self, host: ObjectHost, work: Work | None, turn_id: bytes, buffer: WriteBuffer, now_ms: int, attempt: int
+    ) -> None:
+        self.host = host
+        self.work = work
+        self.turn_id = turn_id
+        self.buffer = buffer
+        self.now_ms = now_ms
+        self.attempt = attempt
+        self.lineage = host.lineage
+        self.read_only = False
+        self.is_activation = work is None
+        self.task: asyncio.Future[Any] | None = None
+        self.timeout_handle: Any = None
+        self.doomed: BaseException | None = None
+        #: (partition, call id) of what the turn has called: released once the turn's outcome is durable
+        self.called: list[tuple[int, bytes]] = []
+        self.outstanding = 0
+        self.calls: set[asyncio.Future[Any]] = set()
+        #: generation of the timer that this turn of an interleaved class runs for; it looks ended to the turn
+        self.firing: int | None = None
+        #: an intent is on its way to disk, so the outcome must be recorded whatever the turn wrote
+        self.recorded = False
+        self._intent: asyncio.Future[None] | None = None
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._random: random.Random | None = None
+        self._state = _State.RUNNING
+
+    # --- state ----------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self._state is _State.RUNNING
+
+    @property
+    def timed_out(self) -> bool:
+        return self._state is _State.TIMED_OUT
+
+    @property
+    def superseded(self) -> bool:
+        return self._state is _State.SUPERSEDED
+
+    def end(self) -> None:
+        if self._state is _State.RUNNING:
+            self._state = _State.ENDED
+
+    def time_out(self) -> None:
+        self._state = _State.TIMED_OUT
+
+    def supersede(self) -> None:
+        self._state = _State.SUPERSEDED
+
+    def check(self) -> None:
+        """Raise `WrongThread` or `TurnOver` unless this turn may act right now."""
+        if threading.get_ident() != self.host.partition.thread_id:
+            raise WrongThread(
+                f"{self.host.id}: storage, timers and stubs work on the partition's thread only; "
+                "return the result of the thread and use it in the turn"
+            )
+        if self._state is not _State.RUNNING:
+            raise TurnOver(
+                f"{self.host.id}: this turn has {self._state.value}; what runs after a turn can't use its object. "
+                "Await the work inside the turn, or call the object through a stub."
+            )
+
+    def check_writable(self) -> None:
+        self.check()
+        if self.read_only:
+            raise ReadOnlyTurn(f"{self.host.id}: a @shared method can't write; drop @shared to make it a serial turn")
+
+    def doom(self, error: BaseException) -> NoReturn:
+        """Raise `error`, and end the turn with it whatever its code does about it."""
+        self.doomed = error
+        raise error
+
+    def wrote(self) -> None:
+        """Something was put into the buffer."""
+        if self.host.interleaved:
+            self.host.schedule_flush()
+
+    def random(self) -> random.Random:
+        self.check()
+        if self._random is None:
+            self._random = random.Random(self.turn_id)
+        return self._random
+
+    # --- calling other objects ------------------------------------------------------------------
+
+    def outgoing_call(
+        self,
+        ref: ClassRef,
+        key: str,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_ms: int | None,
+    ) -> Awaitable[Any]:
+        """Start a call that belongs to this turn: its id follows from the turn's, so it happens once."""
+        if self.is_activation:  # belongs to no turn that is run again under the same id: at least once
+            return self.host.partition.client.call(ref, key, method, args, kwargs, timeout_ms=timeout_ms)
+        self.check()
+        is_shared = method in ref.shared_methods
+        self._check_chain(ref, key, method, is_shared)
+        data = encode([list(args), kwargs])
+        most = self.host.partition.settings.max_args_bytes
+        if len(data) > most:
+            raise ValueTooLarge(f"arguments of {ref.type_name}.{method}: {len(data):,} bytes (limit {most:,})")
+        count_key = (ref.type_name, key, method)
+        index = self._counts.get(count_key, 0)
+        self._counts[count_key] = index + 1
+        call_id = inside_call_id(self.turn_id, ref.type_name, key, method, index)
+        self.outstanding += 1
+        task = asyncio.ensure_future(self._call(ref, key, method, data, call_id, is_shared, timeout_ms))
+        self.calls.add(task)
+        task.add_done_callback(self._call_ended)
+        return task
+
+    def _check_chain(self, ref: ClassRef, key: str, method: str, is_shared: bool) -> None:
+        assert self.work is not None
+        chain = self.work.chain
+        settings = self.host.partition.settings
+        if len(chain) + 1 > settings.max_chain_depth:
+            raise Overloaded(f"a chain of {len(chain) + 1} nested calls (limit {settings.max_chain_depth})")
+        if self.outstanding >= settings.max_nested_calls:
+            raise Overloaded(f"{self.host.id}: {self.outstanding} calls of this turn are outstanding already")
+        target = (ref.type_name, key)
+        own = (self.host.id.type_name, self.host.id.key)
+        if not is_shared and (target == own or target in chain):
+            path = " -> ".join(f"{name}/{each}" for name, each in (*chain, own, target))
+            raise ReentrantCall(
+                f"{ref.type_name}.{method} would re-enter an object that waits for this call: {path}. "
+                "Call it after this turn (a timer), or mark a read-only method @shared."
+            )
+
+    async def _call(
+        self, ref: ClassRef, key: str, method: str, data: bytes, call_id: bytes, is_shared: bool, timeout_ms: int | None
+    ) -> Any:
+        assert self.work is not None
+        if is_shared or self.read_only or self.host.interleaved:
+            await self.host.earlier_durable(self)
+        else:
+            await self.ensure_intent()
+        own = (self.host.id.type_name, self.host.id.key)
+        client = self.host.partition.client
+        slot = slot_of(ref.type_name, key)
+        partition = client.directory.partition_of(slot)
+        try:
+            partition, status, payload = await client.submit(
+                ref,
+                key,
+                method,
+                data,
+                timeout_ms=timeout_ms,
+                call_id=call_id,
+                chain=(*self.work.chain, own),
+                caller=(*own, self.turn_id),
+            )
+        finally:
+            # also when the code stopped waiting: the target may have recorded an outcome that must be released
+            self.called.append((partition, call_id))
+        if status == OK:
+            return decode(payload)
+        if status == OK_PICKLED:
+            return pickle.loads(payload)
+        raise decode_error(payload)
+
+    def _call_ended(self, task: asyncio.Future[Any]) -> None:
+        self.outstanding -= 1
+        self.calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: who awaits the call gets it, and a call nobody awaits must not warn at exit
+        if self.outstanding == 0:
+            self.host.calls_settled(self)
+
+    async def ensure_intent(self) -> None:
+        """Before the first call that may change something: make durable that this turn runs, and with what."""
+        if self._intent is None:
+            self.note_intent(self.host.commit_intent(self))
+        assert self._intent is not None
+        await asyncio.shield(self._intent)
+
+    def note_intent(self, durable: asyncio.Future[None]) -> None:
+        """An intent of this turn is on its way to disk: its outcome must be recorded, whatever it is."""
+        self.recorded = True
+        self._intent = durable
+
+    def resume(self) -> None:
+        """The turn is run again: its intent is on disk already."""
+        durable: asyncio.Future[None] = self.host.partition.loop.create_future()
+        durable.set_result(None)
+        self.note_intent(durable)
+
+    @property
+    def intent_durable(self) -> bool:
+        """Whether the intent is on disk, so that the turn would be run again after a crash."""
+        intent = self._intent
+        return intent is not None and intent.done() and not intent.cancelled() and intent.exception() is None
+
+    def cancel(self) -> None:
+        """Cancel the turn's code and the calls that it waits for."""
+        for call in list(self.calls):
+            call.cancel()
+        if self.task is not None:
+            self.task.cancel()

@@ -1,0 +1,158 @@
+"""What a turn is run for: a call, or a timer. Each knows what its end adds to the turn's write set."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from actors.codec import decode, encode
+from actors.durable_object import MethodInfo
+from actors.errors import ValueTooLarge
+from actors.messages import OK, PICKLED, RAISED, REFUSED
+from actors.wire_errors import encode_error
+from drivers.tables import CLAIMS, INTENTS, Op
+from drivers.write_set import InboxEntry
+
+if TYPE_CHECKING:
+    from actors.object_host import ObjectHost
+    from actors.turn import Turn
+
+__all__ = ["REPLY_LOST", "CallWork", "Reply", "Work", "call_fingerprint", "raised"]
+
+#: (status, payload)
+Reply = tuple[int, bytes]
+#: Where a reply goes: called with status and payload.
+Target = Callable[[int, bytes], None]
+
+_LOST_REPLY = b""
+REPLY_LOST = 255  #: status of a recorded outcome whose reply was too large to keep
+
+
+def call_fingerprint(method: str, args: bytes) -> bytes:
+    """Tells calls with one id and different arguments apart."""
+    return hashlib.blake2b(args, digest_size=8, key=method.encode()[:64]).digest()
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """Common to calls and timers. `method` is None for what the runtime itself does on an object."""
+
+    host: ObjectHost
+    method: MethodInfo
+    turn_id: bytes
+    attempt: int = 1
+    #: when the turn first began, for turns that are run again
+    began_ms: int | None = None
+    #: a durable claim exists and must be deleted with the outcome
+    claimed: bool = False
+    #: the turn's intent is on disk already: it is being run again after a crash
+    resumed: bool = False
+    #: it ran when its process died, so it runs alone first
+    suspected: bool = False
+    #: told once when the outcome is durable (or was refused)
+    settled: list[Callable[[], None]] = field(default_factory=list)
+
+    chain: tuple[tuple[str, str], ...] = ()
+
+    def pack_intent(self, turn: Turn) -> bytes:
+        """Everything that is needed to run the turn again without whoever asked for it."""
+        raise NotImplementedError  # each kind of work has its own
+
+    def settle(self) -> None:
+        callbacks, self.settled = self.settled, []
+        for callback in callbacks:
+            callback()
+
+    def closing_ops(self, turn: Turn) -> list[Op]:
+        """Rows of the runtime's own that end with the turn: its intent and its claim."""
+        ops: list[Op] = []
+        if turn.recorded:
+            ops.append((INTENTS, (self.host.id.type_name, self.host.id.key), None))
+        if self.claimed:
+            ops.append((CLAIMS, (self.turn_id,), None))
+        return ops
+
+
+@dataclass(eq=False, slots=True)
+class CallWork(Work):
+    """One call of a method, from outside or from another object's turn."""
+
+    args: bytes = b""
+    flags: int = 0
+    deadline_ns: int = 0
+    caller: tuple[str, str, bytes] | None = None
+    is_repeat: bool = False
+    counted: bool = False
+    targets: list[Target] = field(default_factory=list)
+
+    @property
+    def is_outside(self) -> bool:
+        return self.caller is None
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        if self.flags & PICKLED:
+            pickled: tuple[list[Any], dict[str, Any]] = pickle.loads(self.args)
+            return pickled
+        args, kwargs = decode(self.args)
+        return args, kwargs
+
+    def encode_result(self, result: Any, max_bytes: int) -> Reply:
+        """The reply. Raises `UnstorableValue` or `ValueTooLarge` when the result can't travel."""
+        payload = encode(result)
+        if len(payload) > max_bytes:
+            raise ValueTooLarge(
+                f"the reply of {self.host.id.type_name}.{self.method.name} takes {len(payload):,} bytes "
+                f"(limit {max_bytes:,}): return less, in pages"
+            )
+        return OK, payload
+
+    def inbox_entry(self, reply: Reply, max_bytes: int) -> InboxEntry:
+        """What a repeat of this call is answered with."""
+        status, payload = reply
+        if self.is_outside and len(payload) > max_bytes:
+            status, payload = REPLY_LOST, _LOST_REPLY
+        return InboxEntry(
+            self.turn_id,
+            self.host.id.type_name,
+            self.host.id.key,
+            call_fingerprint(self.method.name, self.args),
+            status,
+            payload,
+            self.caller,
+        )
+
+    def answer(self, status: int, payload: bytes) -> None:
+        """Tell everyone who waits for this call."""
+        targets, self.targets = self.targets, []
+        for target in targets:
+            target(status, payload)
+        self.settle()
+
+    def pack_intent(self, turn: Turn) -> bytes:
+        packed: bytes = msgpack.packb(
+            [
+                "call",
+                self.method.name,
+                self.args,
+                self.flags,
+                turn.now_ms,
+                turn.attempt,
+                [list(link) for link in self.chain],
+                list(self.caller) if self.caller else None,
+            ]
+        )
+        return packed
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer with an error of the platform: the call was not run, or nothing of it was applied."""
+        self.answer(REFUSED, encode_error(error))
+
+
+def raised(error: BaseException) -> Reply:
+    """The reply for an exception of the turn's code."""
+    return RAISED, encode_error(error)

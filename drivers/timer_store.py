@@ -1,0 +1,65 @@
+"""A partition's store as the timer engine wants to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from drivers.group_commit import GroupCommitter
+from drivers.store import Store
+from drivers.tables import TIMERS, Key
+from timers.batch import Batch, Outcome
+from timers.rows import USER_LANE, MalformedTimer, Row, TimerKey, TimerRow
+
+__all__ = ["CommittingTimerStore", "read_timer"]
+
+R = TypeVar("R", bound=Row)
+_LARGEST_KIND = 255
+
+
+def read_timer(columns: Key) -> TimerRow | MalformedTimer:
+    """The row, or why it is none."""
+    lane, due_ms, kind, ref, generation, first_due_ms, attempt, payload = columns
+    reason = None
+    if not isinstance(due_ms, int) or due_ms < 0:
+        reason = f"due_ms is {due_ms!r}"
+    elif not isinstance(kind, int) or not 0 < kind < _LARGEST_KIND:
+        reason = f"kind is {kind!r}"
+    elif not isinstance(ref, bytes) or not isinstance(payload, bytes):
+        reason = "reference or payload are not bytes"
+    elif not isinstance(generation, int) or not isinstance(attempt, int) or attempt < 0:
+        reason = f"generation is {generation!r}, attempt is {attempt!r}"
+    elif not isinstance(first_due_ms, int):
+        reason = f"first_due_ms is {first_due_ms!r}"
+    if reason is not None:
+        return MalformedTimer(lane, due_ms if isinstance(due_ms, int) else 0, tuple(columns[:5]), reason)
+    return TimerRow(lane, due_ms, kind, ref, generation, first_due_ms, attempt, payload)
+
+
+class CommittingTimerStore:
+    """Reads what is durable; applies batches through the partition's one group committer."""
+
+    def __init__(self, store: Store, committer: GroupCommitter) -> None:
+        self._store = store
+        self._committer = committer
+
+    async def lanes(self) -> Sequence[int]:
+        return [lane for lane in self._store.lanes() if lane != USER_LANE]
+
+    async def scan_due(
+        self, lane: int, now_ms: int, after: TimerKey | None, limit: int
+    ) -> Sequence[TimerRow | MalformedTimer]:
+        rows = self._store.scan(
+            TIMERS, (lane,), start_after=None if after is None else after[1:], end=(now_ms + 1,), limit=limit
+        )
+        return [read_timer(row) for row in rows]
+
+    async def next_due_ms(self, lane: int, after_ms: int) -> int | None:
+        return self._store.next_due_ms(lane, after_ms)
+
+    async def apply(self, batches: Sequence[Batch]) -> Sequence[Outcome]:
+        return await self._committer.apply(batches)
+
+    async def get(self, row_type: type[R], key: Key) -> R | None:
+        values = self._store.get(row_type.table, key)
+        return None if values is None else row_type.from_columns(key, values)
