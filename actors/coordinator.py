@@ -22,6 +22,7 @@ from actors.coordinator_store import (
 from actors.errors import DataMissing, PartitionStopped, WrongPartition
 from actors.logs import log_event, log_to_stderr
 from actors.opening import Opening
+from actors.ray_calls import remote_method
 from actors.settings import Settings
 from drivers.files import FileLock
 
@@ -257,10 +258,13 @@ class CoordinatorActor:
             raise PartitionStopped("the coordinator has been stopped")
         return await self._opening.get()
 
+    # What only reads is tried again by Ray across a restart: the caller waits instead of failing.
+    @remote_method(max_task_retries=-1)
     async def describe(self) -> RuntimeDescription:
         """See `Coordinator.describe`."""
         return (await self._coordinator()).describe()
 
+    @remote_method(max_task_retries=-1)
     async def slot_map(self) -> SlotMap:
         """See `Coordinator.slot_map`."""
         return (await self._coordinator()).slot_map()
@@ -277,6 +281,7 @@ class CoordinatorActor:
         """See `Coordinator.class_definition`."""
         return await (await self._coordinator()).class_definition(type_name, wait_ms)
 
+    @remote_method(max_task_retries=-1)
     async def opening_facts(self, partition: int) -> OpeningFacts:
         """See `Coordinator.opening_facts`."""
         return (await self._coordinator()).opening_facts(partition)

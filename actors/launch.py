@@ -24,7 +24,16 @@ from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_
 from actors.ray_directory import Transport
 from actors.settings import Settings
 
-__all__ = ["DISK_LABEL", "Launch", "Placement", "find_runtime", "find_runtimes", "start_actors", "stop_actors"]
+__all__ = [
+    "DISK_LABEL",
+    "Launch",
+    "Placement",
+    "choose_placement",
+    "find_runtime",
+    "find_runtimes",
+    "start_actors",
+    "stop_actors",
+]
 
 #: Node label that says which disk a node has: partitions go back to where their files are.
 DISK_LABEL = "mainspring-disk"
@@ -92,7 +101,7 @@ def start_actors(
     Raises the error of what can't open (`PartitionBusy`, `DataMissing`, ...), `InvalidOption` when a runtime of this
     name serves another directory, and `RuntimeNotStarted` when Ray can't start an actor.
     """
-    created = not _exists(calls, COORDINATOR)
+    is_new = not _exists(calls, COORDINATOR)
     config = CoordinatorConfig(str(data_dir), cluster.cluster_id, uuid.uuid4().hex, settings)
     started: list[str] = []
     try:
@@ -101,18 +110,20 @@ def start_actors(
         wait_s = settings.lock_wait_ms / 1_000 + settings.connect_timeout_ms / 1_000
         description: RuntimeDescription = _ask(calls, COORDINATOR, "describe", wait_s)
         if (description.cluster_id, description.data_dir) != (cluster.cluster_id, str(data_dir)):
+            is_new = False
             raise InvalidOption(
                 f"a runtime named {runtime!r} already runs in this Ray, for {description.data_dir}. "
                 "Stop it, or start this one under another name."
             )
+        is_new = description.run_id == config.run_id  # else another process was first
         started.extend(_start_partitions(calls, runtime, description, transport, placement))
         for partition in description.partitions:
             _ask(calls, partition_actor(partition), "endpoint", wait_s)
     except BaseException:
-        if created:
+        if is_new:
             _kill(calls, reversed(started))
         raise
-    return Launch(description, created)
+    return Launch(description, is_new)
 
 
 def _start_partitions(
@@ -194,7 +205,7 @@ def _ask(calls: RayCalls, actor: str, method: str, timeout_s: float) -> Any:
     try:
         return calls.call(actor, method, timeout_s=timeout_s)
     except ActorUnreachable as error:
-        raise RuntimeNotStarted(f"the runtime could not be started: {error}") from error
+        raise RuntimeNotStarted(f"the runtime could not be started: {error.__cause__ or error}") from error
 
 
 def _kill(calls: RayCalls, names: Iterable[str]) -> None:

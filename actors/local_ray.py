@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.job_config import JobConfig
 
-from actors.errors import RuntimeNotStarted
+from actors.errors import InvalidOption, RuntimeNotStarted
 from actors.logs import tell
 
 __all__ = ["Connection", "connect_ray_cluster", "ensure_ray", "import_paths"]
@@ -38,6 +38,11 @@ def ensure_ray(address: str | None, options: Mapping[str, Any] | None = None) ->
     A Ray that happens to run on the machine, or that RAY_ADDRESS names, is joined only when `address` says so
     ("auto" finds it). `options` go to `ray.init`. Raises `RuntimeNotStarted` when nothing is at the address.
     """
+    if address is not None and address.startswith("ray://"):
+        raise InvalidOption(
+            f"address = {address!r}: a Ray client has no connection to partitions. Run this program inside the "
+            "cluster, for example as a Ray job, with address='auto'."
+        )
     if ray.is_initialized():
         return Connection.FOUND
     with _starting:

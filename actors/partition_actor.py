@@ -21,9 +21,10 @@ from actors.coordinator import OpeningFacts, Verdict
 from actors.coordinator_store import ClassDefinition, SlotMap
 from actors.errors import CommitOutcomeUnknown, Fenced, PartitionStopped
 from actors.logs import log_event, log_to_stderr
+from actors.namespace import runtime_registry
 from actors.node import node_identity
 from actors.partition_host import HostConfig, HostedPartition, OpenOrder, PartitionHost
-from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace
+from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace, remote_method
 from actors.ray_directory import RayDirectory, Transport
 from actors.ray_transport import Answer
 from actors.settings import Settings
@@ -33,7 +34,6 @@ from drivers.durable_object import DurableObjectDriver, tune_process
 __all__ = ["CONCURRENCY_GROUPS", "PartitionActor", "PartitionActorConfig", "PartitionThread", "RayCoordinator"]
 
 T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: Calls of the actor that may run at once, by group; each group has a loop thread of its own. Long polls of the Ray
 #: transport wait in theirs, so that they never keep a control call waiting.
@@ -63,12 +63,6 @@ class PartitionActorConfig:
     slot_map: SlotMap
     import_paths: tuple[str, ...]
     transport: Transport
-
-
-def _in_group(group: str, **options: Any) -> Callable[[Method], Method]:
-    """Ray's decorator, with a type."""
-    decorator: Callable[[Method], Method] = ray.method(concurrency_group=group, **options)
-    return decorator
 
 
 class RayCoordinator:
@@ -146,11 +140,10 @@ class PartitionActor:
         tune_process()
         _extend_import_path(config.import_paths)
         self._config = config
-        self._host: PartitionHost | None = None
-        self._failure: Exception | None = None
         self._thread = PartitionThread(f"partition-{config.partition}", config.settings)
         self._thread.start()
         self._started = self._thread.post(self._start())
+        self._started.add_done_callback(self._start_ended)
 
     async def _start(self) -> PartitionHost:
         config = self._config
@@ -176,38 +169,46 @@ class PartitionActor:
         host.start()
         return host
 
+    def _start_ended(self, started: Future[PartitionHost]) -> None:
+        if not started.cancelled() and (error := started.exception()) is not None:
+            self._ended(error)  # not a failure to open, which is tried again: this process can't be used
+
+    async def _get_host(self) -> PartitionHost:
+        # Shielded: a call that is cancelled must not cancel what all others need.
+        return await asyncio.shield(asyncio.wrap_future(self._started))
+
     async def _on_host(self, ask: Callable[[PartitionHost], Coroutine[Any, Any, T]]) -> T:
-        host = await asyncio.wrap_future(self._started)
+        host = await self._get_host()
         return await asyncio.wrap_future(self._thread.post(ask(host)))
 
     # Tried again by Ray across a restart: it only asks.
-    @_in_group("control", max_task_retries=-1)
+    @remote_method(concurrency_group="control", max_task_retries=-1)
     async def endpoint(self) -> Endpoint:
         """Where the partition serves, once it does. Raises why it can't."""
         return await self._on_host(PartitionHost.endpoint)
 
-    @_in_group("control")
+    @remote_method(concurrency_group="control")
     async def status(self) -> dict[str, Any]:
         """Plain facts about the partition."""
         return await self._on_host(PartitionHost.status)
 
-    @_in_group("control")
+    @remote_method(concurrency_group="control")
     async def stop(self) -> None:
         """Stop cleanly; the actor stays and answers `PartitionStopped`."""
         await self._on_host(PartitionHost.stop)
 
-    @_in_group("transport")
+    @remote_method(concurrency_group="transport")
     async def submit(self, session: bytes, connection: int, seq: int, frames: list[bytes]) -> Answer:
         """The Ray transport's way in."""
-        transport = (await asyncio.wrap_future(self._started)).transport
+        transport = (await self._get_host()).transport
         if transport is None:
             raise PartitionStopped("the partition does not serve")
         return await asyncio.wrap_future(transport.submit_threadsafe(session, connection, seq, frames))
 
-    @_in_group("transport")
+    @remote_method(concurrency_group="transport")
     async def replies(self, session: bytes, connection: int, after_seq: int) -> Answer:
         """The Ray transport's way out: waits for frames."""
-        transport = (await asyncio.wrap_future(self._started)).transport
+        transport = (await self._get_host()).transport
         if transport is None:
             raise PartitionStopped("the partition does not serve")
         return await asyncio.wrap_future(transport.replies_threadsafe(session, connection, after_seq))
@@ -236,7 +237,7 @@ async def _open_partition(
         definition = await coordinator.class_definition(type_name)
         return None if definition is None else definition.shipped
 
-    return await Partition.open(
+    partition = await Partition.open(
         PartitionConfig(
             data_dir=config.data_dir,
             cluster_id=config.cluster_id,
@@ -257,6 +258,8 @@ async def _open_partition(
             poll_ms=config.settings.poll_ms,
         ),
     )
+    runtime_registry.register(partition.runtime)  # stubs that come here by pickle belong to this partition
+    return partition
 
 
 def _extend_import_path(paths: Sequence[str]) -> None:

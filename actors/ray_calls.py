@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.errors import MainspringError
 
-__all__ = ["COORDINATOR", "ActorUnreachable", "RayCalls", "partition_actor", "ray_namespace"]
+__all__ = ["COORDINATOR", "ActorUnreachable", "RayCalls", "partition_actor", "ray_namespace", "remote_method"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: The coordinator's name in the runtime's Ray namespace.
 COORDINATOR = "coordinator"
@@ -35,6 +37,12 @@ def ray_namespace(runtime: str) -> str:
 def partition_actor(partition: int) -> str:
     """The name of a partition's actor in the runtime's Ray namespace."""
     return f"partition-{partition:04d}"
+
+
+def remote_method(**options: Any) -> Callable[[Method], Method]:
+    """Ray's decorator for an actor's method, with a type."""
+    decorator: Callable[[Method], Method] = ray.method(**options)
+    return decorator
 
 
 class RayCalls:
@@ -68,10 +76,9 @@ class RayCalls:
 
     async def call_async(self, actor: str, method: str, *args: Any, timeout_s: float) -> Any:
         """The same for event loops."""
-        loop = asyncio.get_running_loop()
         with self._translated(actor, method):
-            answer = await loop.run_in_executor(self._executor(), self._submit, actor, method, args)
-            return await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
+            # The limit holds for the hand-over too: without its control service Ray lets a lookup hang for a minute.
+            return await asyncio.wait_for(self._ask(actor, method, args), timeout_s)
 
     async def handle_async(self, actor: str) -> Any:
         """`handle` for event loops."""
@@ -84,6 +91,12 @@ class RayCalls:
             if self._threads is not None:
                 self._threads.shutdown(wait=False, cancel_futures=True)
                 self._threads = None
+
+    async def _ask(self, actor: str, method: str, args: tuple[Any, ...]) -> Any:
+        loop = asyncio.get_running_loop()
+        return await asyncio.wrap_future(
+            await loop.run_in_executor(self._executor(), self._submit, actor, method, args)
+        )
 
     def _submit(self, actor: str, method: str, args: tuple[Any, ...]) -> Future[Any]:
         # A future and not `ray.get`, which holds a thread, and complains in the process of an async actor.

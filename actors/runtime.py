@@ -15,13 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+import cloudpickle
 import ray
-from ray import cloudpickle
 
 from actors.client import Client
 from actors.cluster_file import OWN_ENTRIES, ClusterFile
 from actors.coordinator import RuntimeDescription
 from actors.coordinator_store import ClassDefinition, balanced_ranges
+from actors.current import CURRENT
 from actors.durable_object import DurableObject, class_info
 from actors.errors import InvalidOption, RuntimeNotStarted, WrongPartition
 from actors.io_loop import ClientPool, IoLoop, ensure_no_loop
@@ -104,6 +105,7 @@ class Runtime:
         Raises `InvalidOption`, `UnsupportedFilesystem`, `PartitionBusy` when another process serves the directory,
         `DataMissing`, `DataRolledBack`, `WrongPartition`, `SchemaTooNew`, and `RuntimeNotStarted` when Ray can't do it.
         """
+        _check_place("Runtime.start")
         _check_name(name)
         _check_transport(transport)
         directory = _prepare_directory(data_dir)
@@ -130,6 +132,7 @@ class Runtime:
         A process that is in no Ray yet joins the one at `address`, or the one that runs on this machine. Raises
         `RuntimeNotStarted`.
         """
+        _check_place("Runtime.connect")
         _check_name(name)
         _check_transport(transport)
         connection = connect_ray_cluster(address)
@@ -147,6 +150,7 @@ class Runtime:
 
         Raises `RuntimeNotStarted` when there is none, or several.
         """
+        _check_place("Runtime.current")
         names = sorted({runtime.name for runtime in _live})
         if len(names) == 1:
             return cast(Runtime, runtime_registry.find(names[0]))
@@ -164,7 +168,7 @@ class Runtime:
         """The objects of a class. Raises `InvalidClassOption`, and `DuplicateTypeName` for a second class of a name.
 
         A class that other processes can't import (from `__main__`, a notebook, or inside a function) is sent to the
-        partitions by value, once.
+        partitions by value, once. The first use of a class waits some milliseconds for the coordinator.
         """
         self._check_open()
         info = class_info(cls)
@@ -179,6 +183,7 @@ class Runtime:
 
     def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on this runtime's background loop and wait for it."""
+        self._check_open()
         return self._io.run(make)
 
     def status(self) -> dict[str, Any]:
@@ -256,6 +261,9 @@ class Runtime:
         self._calls.close()
         runtime_registry.unregister(self)
         _live.discard(self)
+        for other in _live:  # connected twice: pickled stubs go on with the one that is left
+            if other.name == self.name:
+                runtime_registry.register(other)
         return True
 
     def _check_open(self) -> None:
@@ -332,6 +340,11 @@ def _open_cluster(directory: Path, partitions: int | None) -> tuple[ClusterFile,
             "is there; changing the number will be `runtime.scale()`, which is not available yet."
         )
     return cluster, is_new
+
+
+def _check_place(what: str) -> None:
+    if CURRENT.get() is not None:
+        raise InvalidOption(f"{what} would block the partition: inside an object, self.runtime is the runtime")
 
 
 def _check_name(name: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from actors import early_commit
 from actors.codec import decode, encode
 from actors.errors import InvalidKey, InvalidOption, Overloaded, TransactionClosed, ValueTooLarge, WriteSetTooLarge
 from actors.write_buffer import Layer
@@ -233,7 +234,7 @@ class Storage:
         turn = self._host.reading_turn()
         if len(turn.buffer.layers) > 1:
             raise TransactionClosed("sync() can't be part of a transaction: call it outside")
-        await self._host.sync(turn)
+        await early_commit.sync(self._host, turn)
 
     # --- the alarm ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from actors import early_commit
 from actors.address import ClassRef, slot_of
 from actors.codec import decode, encode
 from actors.errors import Overloaded, ReadOnlyTurn, ReentrantCall, TurnOver, ValueTooLarge, WrongThread
@@ -179,7 +180,7 @@ class Turn:
     def wrote(self) -> None:
         """Something was put into the buffer."""
         if self.host.interleaved:
-            self.host.schedule_flush()
+            early_commit.schedule_flush(self.host)
 
     def random(self) -> random.Random:
         self.check()
@@ -240,7 +241,7 @@ class Turn:
     ) -> Any:
         assert self.work is not None
         if is_shared or self.read_only or self.host.interleaved:
-            await self.host.earlier_durable(self)
+            await early_commit.earlier_durable(self.host, self)
         else:
             await self.ensure_intent()
         own = (self.host.id.type_name, self.host.id.key)
@@ -278,7 +279,7 @@ class Turn:
     async def ensure_intent(self) -> None:
         """Before the first call that may change something: make durable that this turn runs, and with what."""
         if self._intent is None:
-            self.note_intent(self.host.commit_intent(self))
+            self.note_intent(early_commit.commit_intent(self.host, self))
         assert self._intent is not None
         await asyncio.shield(self._intent)
 

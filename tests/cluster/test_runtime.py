@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pickle
 import signal
@@ -277,12 +276,7 @@ def test_without_a_coordinator_calls_go_on_and_it_comes_back(runtime: Runtime) -
     version = calls.call(COORDINATOR, "slot_map", timeout_s=30).version
     ray.kill(calls.handle(COORDINATOR), no_restart=False)
     assert [counter.add.sync() for _ in range(10)] == list(range(2, 12))
-    for _ in range(60):
-        with contextlib.suppress(Exception):
-            if calls.call(COORDINATOR, "slot_map", timeout_s=30).version == version:
-                break
-    status = runtime.status()
-    assert status["coordinator"].map_version == version
+    assert calls.call(COORDINATOR, "slot_map", timeout_s=60).version == version
 
 
 def test_an_object_that_hangs_its_process_each_time_is_taken_out_and_the_others_go_on(tmp_path: Path) -> None:

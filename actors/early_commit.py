@@ -1,0 +1,112 @@
+"""What is committed before a turn ends: intents, `sync()`, and the writes of interleaved turns."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from actors.timer_work import TimerWork
+from actors.write_buffer import WriteBuffer
+from drivers.tables import INTENTS, Op
+from drivers.write_set import WriteSet
+
+if TYPE_CHECKING:
+    from actors.object_host import ObjectHost
+    from actors.turn import Turn
+
+__all__ = ["commit_intent", "earlier_durable", "renew_buffer", "schedule_flush", "sync", "wait_for"]
+
+
+def renew_buffer(host: ObjectHost) -> None:
+    if host.interleaved:
+        host.buffer = WriteBuffer()
+        for turn in host.side_turns:
+            if not turn.read_only:
+                turn.buffer = host.buffer
+
+
+def commit_intent(host: ObjectHost, turn: Turn) -> asyncio.Future[None]:
+    """Make durable that this turn runs. Covers every earlier write set of the object too."""
+    return wait_for(host, host.state.hand_over(WriteBuffer().top, extra=[intent_op(host, turn)]))
+
+
+async def sync(host: ObjectHost, turn: Turn) -> None:
+    """Hand over what the turn has so far, with its intent, and wait until it is durable."""
+    if host.interleaved or turn.is_activation:
+        flush(host, turn.buffer)
+        await earlier_durable(host, turn)
+        return
+    if turn.read_only:
+        await earlier_durable(host, turn)
+        return
+    if turn.buffer.dirty:
+        turn.note_intent(hand_over_part(host, turn))
+        await turn.ensure_intent()
+    else:
+        await earlier_durable(host, turn)
+    turn.check()
+
+
+def hand_over_part(host: ObjectHost, turn: Turn) -> asyncio.Future[None]:
+    """What a turn has written so far, with its intent; its timer ends with the turn, not with its parts."""
+    work = turn.work
+    assert work is not None
+    layer = turn.buffer.merged()
+    turn.buffer = WriteBuffer()
+    if isinstance(work, TimerWork) and work.row.name in layer.timers:
+        turn.buffer.top.timers[work.row.name] = layer.timers.pop(work.row.name)
+    return wait_for(host, host.state.hand_over(layer, extra=[intent_op(host, turn)]))
+
+
+def intent_op(host: ObjectHost, turn: Turn) -> Op:
+    assert turn.work is not None
+    return (INTENTS, (host.id.type_name, host.id.key), (turn.turn_id, turn.work.pack_intent(turn)))
+
+
+async def earlier_durable(host: ObjectHost, turn: Turn) -> None:
+    """Wait until every write set handed over so far is durable. Raises what an earlier one failed with."""
+    if host.interleaved:
+        flush(host, host.buffer)
+    last = host.state.last
+    if last is not None and not last.done:
+        await wait_for(host, last)
+
+
+def wait_for(host: ObjectHost, write_set: WriteSet) -> asyncio.Future[None]:
+    future: asyncio.Future[None] = host.partition.loop.create_future()
+
+    def ended(error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # seen: a turn that was cut short does not ask
+
+    write_set.when_done(ended)
+    return future
+
+
+def schedule_flush(host: ObjectHost) -> None:
+    """Writes made without an await between them commit together: hand over at the next loop turn."""
+    if not host.flush_scheduled:
+        host.flush_scheduled = True
+        host.partition.loop.call_soon(partial(flush_scheduled, host))
+
+
+def flush_scheduled(host: ObjectHost) -> None:
+    host.flush_scheduled = False
+    if len(host.buffer.layers) == 1:
+        flush(host, host.buffer)
+
+
+def flush(host: ObjectHost, buffer: WriteBuffer) -> None:
+    if not buffer.dirty:
+        return
+    host.state.hand_over(buffer.merged())
+    if buffer is host.buffer:
+        renew_buffer(host)
+    else:
+        buffer.layers[:] = WriteBuffer().layers

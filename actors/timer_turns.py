@@ -1,0 +1,132 @@
+"""How turns that a timer starts begin and end: checked again, ended by their own commit, retried, buried."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from actors.codec import encode
+from actors.interruption import run_again
+from actors.object_timers import EXHAUSTED_TIMER, INTERNAL_NAMES
+from actors.timer_work import TimerWork, dead_letter_op
+from actors.turn import Turn
+from actors.write_buffer import DirectoryRow, WriteBuffer
+from drivers.tables import Op
+from timers.registry import TimerKind
+from timers.schedule import TimerSpec
+
+if TYPE_CHECKING:
+    from actors.object_host import ObjectHost
+
+__all__ = ["begin", "durable", "end_timer_in", "failed", "handler_of"]
+
+
+def begin(host: ObjectHost, work: TimerWork) -> bool:
+    """Check the timer again; False when it is not the one that was armed, or when it is skipped by its policy."""
+    row = host.directory().get(work.row.name)
+    if row is None or row.generation != work.row.generation or row.due_ms != work.row.due_ms:
+        host.partition.timer_ended(work)
+        return False
+    now_ms = host.partition.clock.wall_ms()
+    if row.due_ms > now_ms:  # the wall clock was set back since the tick
+        host.partition.timer_ended(work)
+        host.partition.timer_armed(row.due_ms)
+        return False
+    work.begin(now_ms, host.partition.settings.misfire_all_limit)
+    assert work.step is not None
+    if work.step.run:
+        return True
+    buffer = WriteBuffer()
+    buffer.top.timers[work.row.name] = work.following()
+    write_set = host.state.hand_over(buffer.top, guards=work.guards())
+    write_set.waiters.append(lambda error: host.partition.timer_ended(work))
+    return False
+
+
+def handler_of(host: ObjectHost, work: TimerWork) -> Any:
+    """The handler, or None after the timer was failed because its class has none (any more)."""
+    name = work.spec.method
+    if work.row.name in INTERNAL_NAMES:
+        handler = getattr(host.info.cls, name, None)
+    else:
+        found = host.info.methods.get(name)
+        handler = None if found is None else found.call
+    if handler is None:
+        failed(host, work, None, AttributeError(f"{host.info.type_name} has no method {name!r} to run"))
+    return handler
+
+
+def end_timer_in(host: ObjectHost, turn: Turn, work: TimerWork) -> None:
+    """The turn begins with its timer ended (or moved on): what the handler sets itself takes the place of that.
+
+    Interleaved turns share a buffer that may be committed at any await, so theirs is ended when they return.
+    """
+    if host.interleaved:
+        turn.firing = work.row.generation
+    else:
+        turn.buffer.top.timers[work.row.name] = work.following()
+
+
+def durable(host: ObjectHost, turn: Turn, error: BaseException | None) -> None:
+    work = turn.work
+    assert isinstance(work, TimerWork)
+    if error is None:
+        host.partition.fires += 1
+        host.partition.release_calls(turn)
+        host.partition.timer_ended(work)
+    elif turn.recorded and turn.intent_durable:
+        run_again(host, work, turn)
+    else:
+        host.partition.timer_ended(work, retry=True)
+
+
+def failed(host: ObjectHost, work: TimerWork, turn: Turn | None, error: BaseException) -> None:
+    """One failed run: the retry, or the dead letters, in a commit after the roll-back."""
+    now_ms = host.partition.clock.wall_ms()
+    retry_row = work.after_failure(now_ms)
+    extra: list[Op] = [] if turn is None else work.closing_ops(turn)
+    buffer = WriteBuffer()
+    if retry_row is None:
+        bury(host, work, error, buffer, extra)
+    else:
+        buffer.top.timers[work.row.name] = retry_row
+        host.partition.retries += 1
+    host.log_failure("timer_failed", error, timer=work.row.name, attempt=work.row.attempt)
+    write_set = host.state.hand_over(buffer.merged(), extra=extra, guards=work.guards())
+    write_set.waiters.append(lambda failure: failure_durable(host, work, turn, failure))
+
+
+def bury(host: ObjectHost, work: TimerWork, error: BaseException, buffer: WriteBuffer, extra: list[Op]) -> None:
+    """Into the dead letters; a recurring timer goes on with its next occurrence."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    number = host.partition.counters.take_id()
+    attempts = work.row.attempt + 1
+    now_ms = host.partition.clock.wall_ms()
+    extra.append(dead_letter_op(number, host.id.type_name, host.id.key, work.row, text, now_ms, attempts))
+    host.partition.dead_letters += 1
+    buffer.top.timers[work.row.name] = work.following()
+    if work.is_alarm and hasattr(host.info.cls, "on_alarm_exhausted"):
+        buffer.top.timers[EXHAUSTED_TIMER] = exhausted_row(host, work, now_ms)
+
+
+def exhausted_row(host: ObjectHost, work: TimerWork, now_ms: int) -> DirectoryRow:
+    """`on_alarm_exhausted` runs as a timer of the runtime's own, due now: durable, once, with retries."""
+    spec = TimerSpec(mode="at", start_ms=now_ms, method="on_alarm_exhausted", payload=encode(work.info()))
+    return DirectoryRow(
+        oid=0,
+        name=EXHAUSTED_TIMER,
+        kind=int(TimerKind.NAMED_TIMER),
+        due_ms=now_ms,
+        generation=host.partition.counters.take_generation(),
+        first_due_ms=now_ms,
+        attempt=0,
+        crashes=0,
+        missed=0,
+        spec=spec.to_bytes(),
+    )
+
+
+def failure_durable(host: ObjectHost, work: TimerWork, turn: Turn | None, failure: BaseException | None) -> None:
+    if failure is None and turn is not None:
+        host.partition.release_calls(turn)
+    host.partition.timer_ended(work, retry=failure is not None)
