@@ -91,7 +91,7 @@ def activation_failed(host: ObjectHost, turn: Turn, error: BaseException) -> Non
     work = host.queue.popleft()
     if isinstance(work, CallWork):
         work.answer(*raised(error))
-        host.partition.work_ended(work)
+        host.partition.admission.work_ended(work)
     else:
         assert isinstance(work, TimerWork)
         if timer_turns.begin(host, work):

@@ -98,7 +98,7 @@ def reset(host: ObjectHost, error: BaseException) -> None:
             lost = ObjectReset(f"{host.id} went back to its last durable state; nothing of this turn was applied")
             lost.__cause__ = error
             work.refuse(lost)
-            host.partition.work_ended(work)
+            host.partition.admission.work_ended(work)
         elif isinstance(work, TimerWork):
             host.partition.timer_ended(work, retry=True)
     host.partition.loop.call_soon(host.pump)

@@ -163,7 +163,7 @@ class ObjectHost:
         if isinstance(work, CallWork):
             if work.deadline_ns and self.partition.clock.monotonic_ns() > work.deadline_ns:
                 work.refuse(CallExpired(f"{self.id}.{work.method.name}: its deadline passed before it could start"))
-                self.partition.work_ended(work)
+                self.partition.admission.work_ended(work)
                 return
             function = work.method.call
         else:
@@ -322,14 +322,14 @@ class ObjectHost:
         assert isinstance(work, CallWork)
         if error is None:
             work.answer(*reply)
-            self.partition.work_ended(work)
+            self.partition.admission.work_ended(work)
             self.partition.release_calls(turn)
         elif turn.recorded and turn.intent_durable:
             # what it called has happened, so the turn must be run again until its own outcome is recorded
             interruption.run_again(self, work, turn)
         else:
             work.refuse(error)
-            self.partition.work_ended(work)
+            self.partition.admission.work_ended(work)
         if not self.queue and not self.busy:
             self.became_idle()
 
@@ -365,6 +365,7 @@ class ObjectHost:
 
     def became_idle(self) -> None:
         self._idle_since_ns = self.partition.clock.monotonic_ns()
+        self.partition.host_idle.set()
         if self._idle is None:
             self._idle = self.partition.clock.call_later(self._idle_timeout_ms(), self._look_idle)
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from actors.address import ClassRef, ObjectId, check_key, slot_of
+from actors.address import ClassRef, ObjectId
 from actors.admin import Admin
+from actors.admission import Admission
 from actors.careful import Careful
 from actors.channel import Channel, ChannelHandler
 from actors.claims import Claims
@@ -19,27 +20,23 @@ from actors.class_table import ClassTable, FetchClass
 from actors.client import Client, Directory
 from actors.durable_object import ClassInfo, DurableObject
 from actors.errors import (
-    CallDiverged,
     ChannelClosed,
     MainspringError,
-    Overloaded,
-    ReplyLost,
     WrongThread,
 )
 from actors.inbox import Inbox
+from actors.inbox_sweep import InboxSweep
 from actors.inside_runtime import InsideRuntime
+from actors.intent_runner import IntentRunner
 from actors.logs import log_event
-from actors.messages import RAISED, REFUSED, REPEAT, RESUMED, STALE, CallRow, outside_call_id
 from actors.messages import Admin as AdminMessage
 from actors.object_host import ObjectHost
 from actors.partition_connection import PartitionConnection
-from actors.recovery import Intent, Recovery, recover
+from actors.recovery import Recovery, recover
 from actors.settings import Settings
 from actors.timer_dispatcher import TimerDispatcher
 from actors.timer_work import TimerWork
 from actors.turn import Turn
-from actors.wire_errors import encode_error
-from actors.work import REPLY_LOST, CallWork, Work, call_fingerprint
 from drivers.checkpoint import Checkpointer
 from drivers.durable_object import DurableObjectDriver
 from drivers.executor import Executor
@@ -56,8 +53,6 @@ from timers.registry import TimerRegistry
 
 __all__ = ["Partition", "PartitionConfig"]
 
-#: How often what vanished clients and callers have left is looked through.
-_SWEEP_MS = 30_000
 #: How long stopping waits for running turns before it cancels them.
 STOP_GRACE_MS = 5_000
 _OWNED = "owned"
@@ -91,12 +86,13 @@ class Partition:
         self.store: Store = opened.store
         self.exited: asyncio.Future[BaseException] = self.loop.create_future()
         self.stopped = False
-        self._draining = False
+        self.draining = False
         self._connections: set[PartitionConnection] = set()
         self._hosts: dict[tuple[str, str], ObjectHost] = {}
-        self._running: dict[bytes, CallWork] = {}
-        self._held = 0
-        self._slots = {row[0] for row in self.store.scan(SLOT_TABLE) if row[1] == _OWNED}
+        #: set whenever an object has nothing to do any more
+        self.host_idle = asyncio.Event()
+        self.admission = Admission(self)
+        self.owned = {row[0] for row in self.store.scan(SLOT_TABLE) if row[1] == _OWNED}
         self.inbox = Inbox()
         self.inbox.load(self.store, self.clock.wall_ms())
         self.claims = Claims()
@@ -113,7 +109,7 @@ class Partition:
             wal_truncate_bytes=self.settings.wal_truncate_bytes,
         )
         self.committer.start()
-        self.classes = ClassTable(self.store, self._persist, config.fetch_class)
+        self.classes = ClassTable(self.store, self.persist, config.fetch_class)
         self.dispatcher = TimerDispatcher(self)
         self.registry = TimerRegistry()
         self._ticker = Ticker(
@@ -127,12 +123,12 @@ class Partition:
         )
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes)
         self._admin = Admin(self)
-        self._asking = False
+        self._sweep = InboxSweep(self)
+        self._intents = IntentRunner(self)
         self.client: Client
         self.runtime: InsideRuntime
         # counters for status and metrics
         self.turns = self.fires = self.retries = self.dead_letters = self.activations = self.resets = 0
-        self.calls = self.repeats = 0
 
     @classmethod
     async def open(
@@ -183,11 +179,11 @@ class Partition:
             log_event(logging.ERROR, "poison", f"{what} ended its process too often and was taken out", what=what)
         # the innermost calls first: their callers, run again, will wait for them
         for intent in sorted(recovery.intents, key=lambda intent: -intent.depth):
-            self._run_intent(intent)
+            self._intents.run(intent)
         for class_name, key, name in recovery.suspects:
-            self._suspect_timer(class_name, key, name)
+            self.dispatcher.suspects.add((class_name, key, name))
         self._ticker.start()
-        self.clock.call_later(_SWEEP_MS, self._sweep)
+        self._sweep.start()
 
     # --- identity and state -----------------------------------------------------------------------
 
@@ -205,13 +201,13 @@ class Partition:
 
     def runs_slot(self, slot: int) -> bool:
         """Whether this partition runs the objects of the slot."""
-        return slot in self._slots
+        return slot in self.owned
 
     @property
     def slots(self) -> list[tuple[int, int]]:
         """The slots that it owns, as inclusive ranges."""
         ranges: list[tuple[int, int]] = []
-        for slot in sorted(self._slots):
+        for slot in sorted(self.owned):
             if ranges and ranges[-1][1] == slot - 1:
                 ranges[-1] = (ranges[-1][0], slot)
             else:
@@ -226,7 +222,7 @@ class Partition:
     def busy(self) -> bool:
         """Whether anything is queued, running or on its way to disk."""
         return (
-            bool(self._running)
+            self.admission.busy
             or not self.committer.idle
             or self._ticker.busy
             or self.careful.active
@@ -239,11 +235,11 @@ class Partition:
             "partition": self.config.partition,
             "epoch": self.epoch,
             "commit_seq": self.commit_seq,
-            "slots": len(self._slots),
+            "slots": len(self.owned),
             "active_objects": len(self._hosts),
-            "held_calls": self._held,
-            "calls": self.calls,
-            "repeats": self.repeats,
+            "held_calls": self.admission.held,
+            "calls": self.admission.calls,
+            "repeats": self.admission.repeats,
             "turns": self.turns,
             "commits": self.committer.commits,
             "write_sets": self.committer.units,
@@ -274,12 +270,14 @@ class Partition:
         if not any(other.session == session for other in self._connections):
             self.inbox.disconnected(session, self.clock.wall_ms())
 
-    def tell_classes(self, refs: Sequence[ClassRef]) -> None:
+    def tell_classes(self, connection: PartitionConnection, refs: Sequence[ClassRef]) -> None:
+        """A client says where the classes that it will call come from."""
         for ref in refs:
             try:
                 self.classes.tell(ref)
-            except MainspringError as error:
-                log_event(logging.ERROR, "class_refused", str(error), type_name=ref.type_name)
+                connection.refused_classes.pop(ref.type_name, None)
+            except MainspringError as error:  # answered to each call that this client makes of the class
+                connection.refused_classes[ref.type_name] = error
 
     def acknowledge(self, session: bytes, flat: Sequence[int]) -> None:
         for low, high in zip(flat[::2], flat[1::2], strict=True):
@@ -291,124 +289,7 @@ class Partition:
     def administer(self, connection: PartitionConnection, message: AdminMessage) -> None:
         self._admin.handle(message.op, message.args, partial(connection.reply, message.seq))
 
-    # --- calls ------------------------------------------------------------------------------------
-
-    def admit(self, connection: PartitionConnection, row: CallRow) -> None:
-        """A call has arrived: answer it from the inbox, join it to its running original, refuse it, or queue it."""
-        seq, type_name, key, method_name, args, flags, _, extra = row
-        target = partial(connection.reply, seq)
-        call_id = extra[0] if extra is not None else None
-        if call_id is None:
-            call_id = outside_call_id(connection.session, seq)
-        if flags & REPEAT:
-            self.repeats += 1
-        # a repeat is looked up before every bound
-        entry = self.inbox.find(call_id)
-        if entry is not None:
-            self._answer_again(entry.fingerprint, entry.status, entry.reply, method_name, args, target)
-            return
-        running = self._running.get(call_id)
-        if running is not None:
-            if running.args != args or running.method.name != method_name:
-                target(REFUSED, encode_error(_diverged(type_name, method_name)))
-            else:
-                running.targets.append(target)
-            return
-        if self.inbox.is_released(call_id):
-            return  # its caller has the reply, or will never ask: a frame that was late
-        slot = slot_of(type_name, key)
-        if self._is_stale(connection, slot, flags, extra is not None and extra[2] is not None):
-            target(STALE, b"")
-            return
-        info = self.classes.get(type_name)
-        if info is None:
-            self.classes.when_loaded(type_name, partial(self.admit, connection, row))
-            return
-        try:
-            work = self._work(info, key, slot, row, call_id)
-        except MainspringError as error:
-            target(REFUSED, encode_error(error))
-            return
-        work.targets.append(target)
-        self._take(work)
-
-    def _answer_again(
-        self, fingerprint: bytes, status: int, reply: bytes, method: str, args: bytes, target: Any
-    ) -> None:
-        if fingerprint and fingerprint != call_fingerprint(method, args):
-            target(REFUSED, encode_error(_diverged("", method)))
-        elif status == REPLY_LOST:
-            lost = ReplyLost(
-                f"{method} ran and is durable, but its reply was larger than "
-                f"{self.settings.max_reply_memory_bytes:,} bytes and was not kept. Read the state instead."
-            )
-            target(RAISED, encode_error(lost))
-        else:
-            target(status, reply)
-
-    def _is_stale(self, connection: PartitionConnection, slot: int, flags: int, is_nested: bool) -> bool:
-        if slot in connection.stale_slots:
-            if not flags & RESUMED:
-                return True
-            connection.stale_slots.discard(slot)
-        if slot in self._slots and (not self._draining or is_nested):
-            return False
-        connection.stale_slots.add(slot)
-        return True
-
-    def _work(self, info: ClassInfo | MainspringError, key: str, slot: int, row: CallRow, call_id: bytes) -> CallWork:
-        """The call as work. Raises what refuses it."""
-        _, type_name, _, method_name, args, flags, timeout_ms, extra = row
-        if not isinstance(info, ClassInfo):
-            raise info
-        check_key(key)
-        method = info.method(method_name)
-        chain = extra[1] if extra is not None else ()
-        caller = extra[2] if extra is not None else None
-        host = self.host(info, ObjectId(type_name, key, slot))
-        bound = info.cls.max_queued_turns or self.settings.max_queued_turns
-        if len(host.queue) >= bound:
-            raise Overloaded(f"{host.id} has {len(host.queue)} turns waiting (max_queued_turns={bound})")
-        if caller is None and self._held >= self.settings.max_partition_calls:
-            raise Overloaded(
-                f"partition {self.config.partition} holds {self._held} calls "
-                f"(max_partition_calls={self.settings.max_partition_calls})"
-            )
-        deadline_ns = self.clock.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
-        return CallWork(
-            host,
-            method,
-            call_id,
-            args=args,
-            flags=flags,
-            deadline_ns=deadline_ns,
-            chain=chain,
-            caller=caller,
-            is_repeat=bool(flags & REPEAT),
-        )
-
-    def _take(self, work: CallWork) -> None:
-        self.calls += 1
-        self._running[work.turn_id] = work
-        if work.caller is not None:
-            work.host.enqueue(work)  # belongs to a turn that has been admitted already
-            return
-        self._held += 1
-        work.counted = True
-        if self.careful.unclean and work.is_repeat:
-            self.careful.suspect(work, partial(work.host.enqueue, work))
-        elif self.careful.active:
-            self.careful.admit(partial(work.host.enqueue, work))
-        else:
-            work.host.enqueue(work)
-
-    def work_ended(self, work: Work) -> None:
-        """The call has been answered."""
-        if isinstance(work, CallWork):
-            self._running.pop(work.turn_id, None)
-            if work.counted:
-                work.counted = False
-                self._held -= 1
+    # --- objects ----------------------------------------------------------------------------------
 
     def release_calls(self, turn: Turn) -> None:
         """The turn's outcome is durable: what it called need not be remembered any more."""
@@ -419,19 +300,6 @@ class Partition:
             by_partition.setdefault(number, []).append(call_id)
         for number, call_ids in by_partition.items():
             self.client.release(number, call_ids)
-
-    def unfinished(self, callers: Sequence[tuple[str, str, bytes]]) -> list[bool]:
-        """Which of these turns have not reached a durable outcome yet, so that they may ask again."""
-        return [self._is_unfinished(*caller) for caller in callers]
-
-    def _is_unfinished(self, type_name: str, key: str, turn_id: bytes) -> bool:
-        if turn_id in self._running or not self.runs_slot(slot_of(type_name, key)):
-            return True  # of a slot that is elsewhere nothing is known here
-        intent = self.store.get("intents", (type_name, key))
-        host = self._hosts.get((type_name, key))
-        return (intent is not None and intent[0] == turn_id) or (host is not None and host.busy)
-
-    # --- objects ----------------------------------------------------------------------------------
 
     def host(self, info: ClassInfo, object_id: ObjectId) -> ObjectHost:
         """The object's host, made when it is not in memory."""
@@ -467,12 +335,12 @@ class Partition:
         if not self.stopped:
             self.committer.submit(write_set)
 
-    def _persist(self, ops: list[Op]) -> None:
+    def persist(self, ops: list[Op]) -> None:
         self.submit(WriteSet(ops))
 
     def drop_pointer(self, key: Key) -> None:
         """Remove a timer row that points to an object that no longer exists."""
-        self._persist([("timers", key, None)])
+        self.persist([("timers", key, None)])
 
     def _fatal(self, error: BaseException) -> None:
         """Nobody is answered from now on; the process exits and its successor reads what is there."""
@@ -505,92 +373,6 @@ class Partition:
         self.dispatcher.ended(work, retry=retry)
         work.settle()
 
-    def _suspect_timer(self, class_name: str, key: str, name: str) -> None:
-        self.dispatcher.suspects.add((class_name, key, name))
-
-    # --- recovery ---------------------------------------------------------------------------------
-
-    def _run_intent(self, intent: Intent) -> None:
-        """Run again, before any other turn of the object, what had called out when the process died."""
-        info = self.classes.get(intent.class_name)
-        if info is None:
-            self.classes.when_loaded(intent.class_name, partial(self._run_intent, intent))
-            return
-        object_id = ObjectId(intent.class_name, intent.key, slot_of(intent.class_name, intent.key))
-        if not isinstance(info, ClassInfo):
-            log_event(logging.ERROR, "intent_waits", f"a turn of {object_id} can't be run again: {info}")
-            self.clock.call_later(_SWEEP_MS, partial(self._retry_intent, intent))
-            return
-        host = self.host(info, object_id)
-        if intent.fields[0] == "timer":
-            self._run_timer_intent(host, intent)
-            return
-        _, method_name, args, flags, now_ms, attempt, chain, caller = intent.fields
-        work = CallWork(
-            host,
-            info.method(str(method_name)),
-            intent.turn_id,
-            args=args,
-            flags=flags,
-            chain=tuple((name, key) for name, key in chain),
-            caller=tuple(caller) if caller else None,
-            attempt=int(attempt) + 1,
-            began_ms=now_ms,
-            resumed=True,
-        )
-        self._running[work.turn_id] = work
-        host.recovering = True
-        self.careful.suspect(work, partial(host.resume, work))
-
-    def _retry_intent(self, intent: Intent) -> None:
-        self.classes.forget_failure(intent.class_name)
-        self._run_intent(intent)
-
-    def _run_timer_intent(self, host: ObjectHost, intent: Intent) -> None:
-        _, name, generation, now_ms, attempt = intent.fields
-        row = host.directory().get(str(name))
-        if row is None or row.generation != generation:
-            self._persist([("intents", (intent.class_name, intent.key), None)])
-            return
-        work = TimerWork.of(host, row)
-        work.attempt, work.began_ms, work.resumed = int(attempt) + 1, now_ms, True
-        host.recovering = True
-        self.dispatcher.adopt(work)
-        self.careful.suspect(work, partial(host.resume, work))
-
-    # --- upkeep -----------------------------------------------------------------------------------
-
-    def _sweep(self) -> None:
-        if self.stopped:
-            return
-        now_ms = self.clock.wall_ms()
-        asked = self.inbox.sweep(now_ms, self.settings.call_memory_ms)
-        if self.inbox.has_upkeep:
-            self.committer.poke()
-        if asked and not self._asking:
-            self._asking = True
-            self.loop.create_task(self._ask_callers(asked))
-        self.clock.call_later(_SWEEP_MS, self._sweep)
-
-    async def _ask_callers(self, entries: Sequence[Any]) -> None:
-        """Outcomes of nested calls are forgotten when their caller says that it is finished, never by age."""
-        try:
-            by_partition: dict[int, list[Any]] = {}
-            for entry in entries:
-                type_name, key, _ = entry.caller
-                number = self.client.directory.partition_of(slot_of(type_name, key))
-                by_partition.setdefault(number, []).append(entry)
-            for number, asked in by_partition.items():
-                unfinished = await self.client.ask(number, [entry.caller for entry in asked])
-                done = [entry.call_id for entry, still in zip(asked, unfinished, strict=True) if not still]
-                self.inbox.release(done, self.clock.wall_ms())
-            if self.inbox.has_upkeep and not self.stopped:
-                self.committer.poke()
-        except MainspringError as error:
-            log_event(logging.INFO, "inbox_sweep_waits", f"a caller's partition does not answer: {error}")
-        finally:
-            self._asking = False
-
     # --- the end ----------------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -598,7 +380,7 @@ class Partition:
         if self.stopped:
             await self._close(clean=False)
             return
-        self._draining = True  # calls from outside go elsewhere; those of turns that still run are let in
+        self.draining = True  # calls from outside go elsewhere; those of turns that still run are let in
         await self._ticker.stop()
         await self._drain()
         clean = not any(host.busy for host in self._hosts.values())
@@ -623,9 +405,14 @@ class Partition:
         self._opened.close()
 
     async def _drain(self) -> None:
+        """Wait until no object has anything to do, for at most the grace period."""
         deadline = self.loop.time() + STOP_GRACE_MS / 1_000
-        while any(host.busy for host in self._hosts.values()) and self.loop.time() < deadline:
-            await asyncio.sleep(0.005)
+        while any(host.busy for host in self._hosts.values()):
+            self.host_idle.clear()
+            try:
+                await asyncio.wait_for(self.host_idle.wait(), deadline - self.loop.time())
+            except asyncio.TimeoutError:
+                return
 
     async def _close(self, *, clean: bool) -> None:
         fatal = self.exited.done()
@@ -658,11 +445,4 @@ def default_driver(settings: Settings) -> Driver:
         lock_wait_ms=settings.lock_wait_ms,
         busy_timeout_ms=settings.busy_timeout_ms,
         checkpoint_interval_ms=settings.checkpoint_interval_ms,
-    )
-
-
-def _diverged(type_name: str, method: str) -> CallDiverged:
-    return CallDiverged(
-        f"a call of {type_name}.{method} came with an id that was used with other arguments; nothing was run. "
-        "A turn that is run again must make the same calls: use self.turn.now and self.turn.random."
     )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from actors.channel import Channel
-from actors.errors import ChannelClosed, FrameTooLarge, MalformedFrame
+from actors.errors import ChannelClosed, FrameTooLarge, MainspringError, MalformedFrame
 from actors.messages import (
     OK_PICKLED,
     PICKLED,
@@ -40,7 +40,17 @@ _SLICE_STRIDE = 16
 class PartitionConnection:
     """Implements `ChannelHandler` on the partition's side."""
 
-    __slots__ = ("_backlog", "_channel", "_flushing", "_paused", "_replies", "_running", "partition", "stale_slots")
+    __slots__ = (
+        "_backlog",
+        "_channel",
+        "_flushing",
+        "_paused",
+        "_replies",
+        "_running",
+        "partition",
+        "refused_classes",
+        "stale_slots",
+    )
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -53,6 +63,8 @@ class PartitionConnection:
         self._flushing = False
         #: slots that this connection was told are not here; see `messages.RESUMED`
         self.stale_slots: set[int] = set()
+        #: classes that this client may not use, since another class has their name
+        self.refused_classes: dict[str, MainspringError] = {}
 
     @property
     def session(self) -> bytes:
@@ -76,7 +88,7 @@ class PartitionConnection:
             acks = message.acks
             if acks:
                 backlog.append(partial(self.partition.acknowledge, self.session, acks))
-            admit = self.partition.admit
+            admit = self.partition.admission.admit
             trusted = self._channel is not None and self._channel.trusted_pickle
             for row in message.calls:
                 if row[5] & PICKLED and not trusted:
@@ -84,7 +96,7 @@ class PartitionConnection:
                     return
                 backlog.append(partial(admit, self, row))
         elif isinstance(message, Classes):
-            backlog.append(partial(self.partition.tell_classes, message.classes))
+            backlog.append(partial(self.partition.tell_classes, self, message.classes))
         elif isinstance(message, Release):
             backlog.append(partial(self.partition.release_ids, message.call_ids))
         elif isinstance(message, Question):
@@ -128,7 +140,7 @@ class PartitionConnection:
 
     def _question(self, message: Question) -> None:
         if self._channel is not None:
-            self._send(encode_answer(message.seq, self.partition.unfinished(message.callers)))
+            self._send(encode_answer(message.seq, self.partition.admission.unfinished(message.callers)))
 
     # --- replies ----------------------------------------------------------------------------------
 

@@ -285,7 +285,7 @@ class LocalRuntime:
         return self._virtual
 
     def _progress(self) -> tuple[int, ...]:
-        return tuple(p.turns + p.committer.commits + p.calls + p.activations for p in self._running())
+        return tuple(p.turns + p.committer.commits + p.admission.calls + p.activations for p in self._running())
 
     async def _settle(self) -> None:
         """Until nothing moves by itself: what still waits then waits for time, or for something outside."""

@@ -65,8 +65,8 @@ def epoch_of(runtime: Runtime, partition: int) -> int:
     return epoch
 
 
-def run_script(directory: Path, text: str, **environment: str) -> str:
-    """Run a driver script in its own folder and process; gives what it printed."""
+def run_script(directory: Path, text: str, *, code: int = 0, **environment: str) -> str:
+    """Run a driver script in its own folder and process, which must exit with `code`; gives what it printed."""
     script = directory / "driver.py"
     script.write_text(textwrap.dedent(text))
     done = subprocess.run(
@@ -78,7 +78,7 @@ def run_script(directory: Path, text: str, **environment: str) -> str:
         timeout=150,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -310,6 +310,40 @@ def test_a_ray_that_happens_to_run_is_never_joined_and_the_new_one_listens_on_lo
     assert address != theirs
     assert address.startswith("127.0.0.1:")
     assert (nodes, node_ip, initialised) == ("1", "127.0.0.1", "False")
+
+
+def test_data_that_another_process_serves_is_refused_to_a_ray_of_its_own(runtime: Runtime, tmp_path: Path) -> None:
+    printed = run_script(
+        tmp_path,
+        """
+        import ray
+        from actors.errors import PartitionBusy
+        from actors.runtime import Runtime
+        from actors.settings import Settings
+
+        try:
+            Runtime.start(DATA, settings=Settings(lock_wait_ms=100))
+        except PartitionBusy:
+            print("busy", ray.is_initialized())
+        """.replace("DATA", repr(str(runtime.data_dir))),
+    )
+    assert printed.split() == ["busy", "False"]
+    assert runtime.namespace(Counter).get("owned").add.sync() >= 1
+
+
+def test_after_kill_9_of_the_driver_the_next_start_serves_what_was_acknowledged(tmp_path: Path) -> None:
+    script = """
+        import os
+        import signal
+        from actors.runtime import Runtime
+        from tests.support.durable_classes import Counter
+
+        runtime = Runtime.start("data", 1)
+        print(runtime.namespace(Counter).get("a").add.sync(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    assert run_script(tmp_path, script, code=-signal.SIGKILL).split() == ["1"]
+    assert run_script(tmp_path, script, code=-signal.SIGKILL).split() == ["2"]
 
 
 def test_a_class_of_the_main_script_is_shipped_and_its_data_is_there_at_the_next_run(tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""How calls come in: answered from the inbox, joined to their running original, refused, or queued at their object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from actors.address import ObjectId, check_key, slot_of
+from actors.durable_object import ClassInfo
+from actors.errors import CallDiverged, MainspringError, Overloaded, ReplyLost
+from actors.messages import RAISED, REFUSED, REPEAT, RESUMED, STALE, CallRow, outside_call_id
+from actors.wire_errors import encode_error
+from actors.work import REPLY_LOST, CallWork, Work, call_fingerprint
+
+if TYPE_CHECKING:
+    from actors.partition import Partition
+    from actors.partition_connection import PartitionConnection
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """The calls that a partition holds, by id, and the bounds on them."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._running: dict[bytes, CallWork] = {}
+        self._held = 0
+        self.calls = 0
+        self.repeats = 0
+
+    @property
+    def held(self) -> int:
+        """Calls from outside that have not been answered."""
+        return self._held
+
+    @property
+    def busy(self) -> bool:
+        """Whether any call has not been answered."""
+        return bool(self._running)
+
+    def adopt(self, work: CallWork) -> None:
+        """A call that runs again after a crash: repeats of it join it."""
+        self._running[work.turn_id] = work
+
+    def admit(self, connection: PartitionConnection, row: CallRow) -> None:
+        """A call has arrived: answer it from the inbox, join it to its running original, refuse it, or queue it."""
+        seq, type_name, key, method_name, args, flags, _, extra = row
+        target = partial(connection.reply, seq)
+        call_id = extra[0] if extra is not None else None
+        if call_id is None:
+            call_id = outside_call_id(connection.session, seq)
+        if flags & REPEAT:
+            self.repeats += 1
+        # a repeat is looked up before every bound
+        entry = self._partition.inbox.find(call_id)
+        if entry is not None:
+            self._answer_again(entry.fingerprint, entry.status, entry.reply, method_name, args, target)
+            return
+        running = self._running.get(call_id)
+        if running is not None:
+            if running.args != args or running.method.name != method_name:
+                target(REFUSED, encode_error(_diverged(type_name, method_name)))
+            else:
+                running.targets.append(target)
+            return
+        if self._partition.inbox.is_released(call_id):
+            return  # its caller has the reply, or will never ask: a frame that was late
+        slot = slot_of(type_name, key)
+        if self._is_stale(connection, slot, flags, extra is not None and extra[2] is not None):
+            target(STALE, b"")
+            return
+        info = connection.refused_classes.get(type_name) or self._partition.classes.get(type_name)
+        if info is None:
+            self._partition.classes.when_loaded(type_name, partial(self.admit, connection, row))
+            return
+        try:
+            work = self._work(info, key, slot, row, call_id)
+        except MainspringError as error:
+            target(REFUSED, encode_error(error))
+            return
+        work.targets.append(target)
+        self._take(work)
+
+    def _answer_again(
+        self, fingerprint: bytes, status: int, reply: bytes, method: str, args: bytes, target: Any
+    ) -> None:
+        if fingerprint and fingerprint != call_fingerprint(method, args):
+            target(REFUSED, encode_error(_diverged("", method)))
+        elif status == REPLY_LOST:
+            lost = ReplyLost(
+                f"{method} ran and is durable, but its reply was larger than "
+                f"{self._partition.settings.max_reply_memory_bytes:,} bytes and was not kept. Read the state instead."
+            )
+            target(RAISED, encode_error(lost))
+        else:
+            target(status, reply)
+
+    def _is_stale(self, connection: PartitionConnection, slot: int, flags: int, is_nested: bool) -> bool:
+        if slot in connection.stale_slots:
+            if not flags & RESUMED:
+                return True
+            connection.stale_slots.discard(slot)
+        if slot in self._partition.owned and (not self._partition.draining or is_nested):
+            return False
+        connection.stale_slots.add(slot)
+        return True
+
+    def _work(self, info: ClassInfo | MainspringError, key: str, slot: int, row: CallRow, call_id: bytes) -> CallWork:
+        """The call as work. Raises what refuses it."""
+        _, type_name, _, method_name, args, flags, timeout_ms, extra = row
+        if not isinstance(info, ClassInfo):
+            raise info
+        check_key(key)
+        method = info.method(method_name)
+        chain = extra[1] if extra is not None else ()
+        caller = extra[2] if extra is not None else None
+        host = self._partition.host(info, ObjectId(type_name, key, slot))
+        bound = info.cls.max_queued_turns or self._partition.settings.max_queued_turns
+        if len(host.queue) >= bound:
+            raise Overloaded(f"{host.id} has {len(host.queue)} turns waiting (max_queued_turns={bound})")
+        if caller is None and self._held >= self._partition.settings.max_partition_calls:
+            raise Overloaded(
+                f"partition {self._partition.config.partition} holds {self._held} calls "
+                f"(max_partition_calls={self._partition.settings.max_partition_calls})"
+            )
+        deadline_ns = self._partition.clock.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
+        return CallWork(
+            host,
+            method,
+            call_id,
+            args=args,
+            flags=flags,
+            deadline_ns=deadline_ns,
+            chain=chain,
+            caller=caller,
+            is_repeat=bool(flags & REPEAT),
+        )
+
+    def _take(self, work: CallWork) -> None:
+        self.calls += 1
+        self._running[work.turn_id] = work
+        if work.caller is not None:
+            work.host.enqueue(work)  # belongs to a turn that has been admitted already
+            return
+        self._held += 1
+        work.counted = True
+        if self._partition.careful.unclean and work.is_repeat:
+            self._partition.careful.suspect(work, partial(work.host.enqueue, work))
+        elif self._partition.careful.active:
+            self._partition.careful.admit(partial(work.host.enqueue, work))
+        else:
+            work.host.enqueue(work)
+
+    def work_ended(self, work: Work) -> None:
+        """The call has been answered."""
+        if isinstance(work, CallWork):
+            self._running.pop(work.turn_id, None)
+            if work.counted:
+                work.counted = False
+                self._held -= 1
+
+    def unfinished(self, callers: Sequence[tuple[str, str, bytes]]) -> list[bool]:
+        """Which of these turns have not reached a durable outcome yet, so that they may ask again."""
+        return [self._is_unfinished(*caller) for caller in callers]
+
+    def _is_unfinished(self, type_name: str, key: str, turn_id: bytes) -> bool:
+        if turn_id in self._running or not self._partition.runs_slot(slot_of(type_name, key)):
+            return True  # of a slot that is elsewhere nothing is known here
+        intent = self._partition.store.get("intents", (type_name, key))
+        host = self._partition.find_host(type_name, key)
+        return (intent is not None and intent[0] == turn_id) or (host is not None and host.busy)
+
+
+def _diverged(type_name: str, method: str) -> CallDiverged:
+    return CallDiverged(
+        f"a call of {type_name}.{method} came with an id that was used with other arguments; nothing was run. "
+        "A turn that is run again must make the same calls: use self.turn.now and self.turn.random."
+    )
