@@ -18,7 +18,7 @@ from actors.write_buffer import WriteBuffer
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
 
-__all__ = ["activate", "activation_failed"]
+__all__ = ["activate", "activation_failed", "lost"]
 
 
 def activate(host: ObjectHost) -> bool:
@@ -81,6 +81,29 @@ def on_start_durable(host: ObjectHost, turn: Turn, instance: DurableObject, erro
     if error is None:
         host.instance = instance
         host.pump()
+
+
+def lost(host: ObjectHost, error: BaseException) -> None:
+    """The object was reset. What `on_start` wrote was not applied: that fails the call at the head of the queue.
+
+    When it had not ended yet, it was cut short by an earlier write set and simply starts again.
+    """
+    turn = host.activation
+    assert turn is not None
+    had_ended = not turn.running
+    interruption.supersede(host, turn)
+    host.activation = None
+    if not had_ended or not host.queue:
+        return
+    work = host.queue.popleft()
+    if work.resumed:
+        interruption.run_again(host, work, turn)
+    elif isinstance(work, CallWork):
+        work.refuse(error)
+        host.partition.admission.work_ended(work)
+    else:
+        assert isinstance(work, TimerWork)
+        host.partition.timer_ended(work, retry=True)
 
 
 def activation_failed(host: ObjectHost, turn: Turn, error: BaseException) -> None:

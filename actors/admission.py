@@ -12,8 +12,10 @@ from actors.errors import CallDiverged, MainspringError, Overloaded, ReplyLost
 from actors.messages import RAISED, REFUSED, REPEAT, RESUMED, STALE, CallRow, outside_call_id
 from actors.wire_errors import encode_error
 from actors.work import REPLY_LOST, CallWork, Work, call_fingerprint
+from drivers.tables import INTENTS
 
 if TYPE_CHECKING:
+    from actors.object_host import ObjectHost
     from actors.partition import Partition
     from actors.partition_connection import PartitionConnection
 
@@ -47,6 +49,7 @@ class Admission:
     def admit(self, connection: PartitionConnection, row: CallRow) -> None:
         """A call has arrived: answer it from the inbox, join it to its running original, refuse it, or queue it."""
         seq, type_name, key, method_name, args, flags, _, extra = row
+        partition = self._partition
         target = partial(connection.reply, seq)
         call_id = extra[0] if extra is not None else None
         if call_id is None:
@@ -54,10 +57,6 @@ class Admission:
         if flags & REPEAT:
             self.repeats += 1
         # a repeat is looked up before every bound
-        entry = self._partition.inbox.find(call_id)
-        if entry is not None:
-            self._answer_again(entry.fingerprint, entry.status, entry.reply, method_name, args, target)
-            return
         running = self._running.get(call_id)
         if running is not None:
             if running.args != args or running.method.name != method_name:
@@ -65,18 +64,32 @@ class Admission:
             else:
                 running.targets.append(target)
             return
-        if self._partition.inbox.is_released(call_id):
+        entry, is_released = partition.inbox.look_up(call_id)
+        if entry is not None:
+            self._answer_again(entry.fingerprint, entry.status, entry.reply, method_name, args, target)
+            return
+        if is_released:
             return  # its caller has the reply, or will never ask: a frame that was late
-        slot = slot_of(type_name, key)
+        host = partition.find_host(type_name, key)
+        slot = slot_of(type_name, key) if host is None else host.id.slot
         if self._is_stale(connection, slot, flags, extra is not None and extra[2] is not None):
             target(STALE, b"")
             return
-        info = connection.refused_classes.get(type_name) or self._partition.classes.get(type_name)
-        if info is None:
-            self._partition.classes.when_loaded(type_name, partial(self.admit, connection, row))
-            return
+        refused = connection.refused_classes.get(type_name)
         try:
-            work = self._work(info, key, slot, row, call_id)
+            if refused is not None:
+                raise refused
+            if host is None:
+                info = partition.classes.get(type_name)
+                if info is None:
+                    partition.classes.when_loaded(type_name, partial(self.admit, connection, row))
+                    return
+                if not isinstance(info, ClassInfo):
+                    raise info
+                check_key(key)
+                info.method(method_name)  # a call that is refused does not bring its object into memory
+                host = partition.host(info, ObjectId(type_name, key, slot))
+            work = self._work(host, row, call_id)
         except MainspringError as error:
             target(REFUSED, encode_error(error))
             return
@@ -107,36 +120,26 @@ class Admission:
         connection.stale_slots.add(slot)
         return True
 
-    def _work(self, info: ClassInfo | MainspringError, key: str, slot: int, row: CallRow, call_id: bytes) -> CallWork:
+    def _work(self, host: ObjectHost, row: CallRow, call_id: bytes) -> CallWork:
         """The call as work. Raises what refuses it."""
-        _, type_name, _, method_name, args, flags, timeout_ms, extra = row
-        if not isinstance(info, ClassInfo):
-            raise info
-        check_key(key)
-        method = info.method(method_name)
-        chain = extra[1] if extra is not None else ()
+        _, _, _, method_name, args, flags, timeout_ms, extra = row
+        method = host.info.method(method_name)
+        settings = self._partition.settings
+        waiting = len(host.queue)
+        if waiting and waiting >= (host.info.cls.max_queued_turns or settings.max_queued_turns):
+            raise Overloaded(f"{host.id} has {waiting} turns waiting, its max_queued_turns: call again later")
         caller = extra[2] if extra is not None else None
-        host = self._partition.host(info, ObjectId(type_name, key, slot))
-        bound = info.cls.max_queued_turns or self._partition.settings.max_queued_turns
-        if len(host.queue) >= bound:
-            raise Overloaded(f"{host.id} has {len(host.queue)} turns waiting (max_queued_turns={bound})")
-        if caller is None and self._held >= self._partition.settings.max_partition_calls:
+        if caller is None and self._held >= settings.max_partition_calls:
             raise Overloaded(
-                f"partition {self._partition.config.partition} holds {self._held} calls "
-                f"(max_partition_calls={self._partition.settings.max_partition_calls})"
+                f"partition {self._partition.config.partition} holds {self._held} calls, its max_partition_calls: "
+                "call again later, or add partitions"
             )
         deadline_ns = self._partition.clock.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
-        return CallWork(
-            host,
-            method,
-            call_id,
-            args=args,
-            flags=flags,
-            deadline_ns=deadline_ns,
-            chain=chain,
-            caller=caller,
-            is_repeat=bool(flags & REPEAT),
-        )
+        work = CallWork(host, method, call_id, args, flags, deadline_ns)
+        if extra is not None:
+            work.chain, work.caller = extra[1], caller
+        work.is_repeat = flags & REPEAT != 0
+        return work
 
     def _take(self, work: CallWork) -> None:
         self.calls += 1
@@ -146,10 +149,11 @@ class Admission:
             return
         self._held += 1
         work.counted = True
-        if self._partition.careful.unclean and work.is_repeat:
-            self._partition.careful.suspect(work, partial(work.host.enqueue, work))
-        elif self._partition.careful.active:
-            self._partition.careful.admit(partial(work.host.enqueue, work))
+        careful = self._partition.careful
+        if work.is_repeat and careful.unclean:
+            careful.suspect(work, partial(work.host.enqueue, work))
+        elif careful.active:
+            careful.admit(partial(work.host.enqueue, work))
         else:
             work.host.enqueue(work)
 
@@ -168,7 +172,7 @@ class Admission:
     def _is_unfinished(self, type_name: str, key: str, turn_id: bytes) -> bool:
         if turn_id in self._running or not self._partition.runs_slot(slot_of(type_name, key)):
             return True  # of a slot that is elsewhere nothing is known here
-        intent = self._partition.store.get("intents", (type_name, key))
+        intent = self._partition.store.get(INTENTS, (type_name, key))
         host = self._partition.find_host(type_name, key)
         return (intent is not None and intent[0] == turn_id) or (host is not None and host.busy)
 

@@ -97,8 +97,7 @@ class Call:
             return
         if self.debts is None:
             self.debts = []
-        self.debts.append((lane, seq))
-        lane.held.add(seq)
+        self.debts.append((lane, seq))  # the lane goes on holding it
         self.wire[0] = UNSENT
         if self.kind == CALLS:
             extra = self.wire[7]

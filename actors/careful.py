@@ -36,6 +36,12 @@ class Careful:
         self._running: Work | None = None
         self._parked: deque[Callable[[], None]] = deque()
         self._solo: Handle | None = None
+        if unclean:
+            # by then every call that was made before the crash has been repeated or given up
+            partition.clock.call_later(partition.settings.call_memory_ms, self._forgive)
+
+    def _forgive(self) -> None:
+        self.unclean = False
 
     @property
     def active(self) -> bool:
@@ -63,7 +69,7 @@ class Careful:
         self._running = work
         claim = Claim.of(work, alone=True, crashes=self._crashes.get(work.turn_id, 0))
         work.claimed = True
-        work.settled.append(lambda: self._ended(work))
+        work.when_settled(lambda: self._ended(work))
         write_set = WriteSet([claim_op(claim)])
         write_set.waiters.append(lambda error: self._claimed(work, start, error))
         self._partition.submit(write_set)

@@ -8,7 +8,7 @@ however many calls it serves.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgpack
@@ -30,6 +30,8 @@ _REPACK_ENTRIES = 256
 _RELEASED_MEMORY_MS = 60_000
 
 _OUTSIDE_TAG = b"o"
+#: Calls named by an idempotency key: their callers may come back in another process, so only age releases them.
+_TAGS_KEPT_BY_AGE = (b"k",)
 _SESSION_END = 17
 
 
@@ -38,6 +40,10 @@ def outside_parts(call_id: bytes) -> tuple[bytes, int] | None:
     if call_id[:1] != _OUTSIDE_TAG:
         return None
     return call_id[1:_SESSION_END], int.from_bytes(call_id[_SESSION_END:], "big")
+
+
+def _nobody() -> None:
+    return None
 
 
 @dataclass
@@ -56,7 +62,8 @@ class _Session:
             self.released = merged([*released, low, high])
 
     def is_released(self, seq: int) -> bool:
-        return covers(self.released, seq)
+        released = self.released
+        return bool(released) and seq <= released[-1] and covers(released, seq)
 
 
 @dataclass
@@ -77,6 +84,8 @@ class Inbox:
         self._riding: dict[int, tuple[list[InboxEntry], list[int]]] = {}
         self._released_inside: OrderedDict[bytes, int] = OrderedDict()
         self._keyed_since: dict[bytes, int] = {}
+        #: told when outcomes are recorded, so that somebody looks after them
+        self.on_entries: Callable[[], None] = _nobody
 
     def __len__(self) -> int:
         """Outcomes that are kept."""
@@ -95,20 +104,15 @@ class Inbox:
 
     # --- looking up -----------------------------------------------------------------------------
 
-    def find(self, call_id: bytes) -> InboxEntry | None:
-        parts = outside_parts(call_id)
-        if parts is None:
-            return self._others.get(call_id)
-        session = self._sessions.get(parts[0])
-        return None if session is None else session.entries.get(parts[1])
-
-    def is_released(self, call_id: bytes) -> bool:
-        """Whether the caller has said that it will not ask for this call again."""
-        parts = outside_parts(call_id)
-        if parts is None:
-            return call_id in self._released_inside
-        session = self._sessions.get(parts[0])
-        return session is not None and session.is_released(parts[1])
+    def look_up(self, call_id: bytes) -> tuple[InboxEntry | None, bool]:
+        """(the recorded outcome or None, whether the caller has said that it will not ask for this call again)."""
+        if call_id[:1] != _OUTSIDE_TAG:
+            return self._others.get(call_id), call_id in self._released_inside
+        session = self._sessions.get(call_id[1:_SESSION_END])
+        if session is None:
+            return None, False
+        seq = int.from_bytes(call_id[_SESSION_END:], "big")
+        return session.entries.get(seq), session.is_released(seq)
 
     # --- forgetting -----------------------------------------------------------------------------
 
@@ -188,6 +192,16 @@ class Inbox:
     # --- riding along with commits --------------------------------------------------------------
 
     @property
+    def needs_sweep(self) -> bool:
+        """Whether anything is kept that a later sweep may forget."""
+        return bool(
+            self._row_of
+            or self._empty
+            or self._released_inside
+            or any(s.gone_ms is not None for s in self._sessions.values())
+        )
+
+    @property
     def has_upkeep(self) -> bool:
         """Whether rows wait to be deleted by the next commit."""
         return bool(self._empty)
@@ -198,7 +212,8 @@ class Inbox:
         self._riding[commit_seq] = (packed, deleted)
         ops: list[Op] = [(INBOX, (number,), None) for number in deleted]
         if packed:
-            ops.append((INBOX, (commit_seq,), (msgpack.packb([entry.pack() for entry in packed]),)))
+            self.on_entries()
+            ops.append((INBOX, (commit_seq,), (msgpack.packb(packed),)))
         return ops
 
     def _stragglers(self, commit_seq: int, deleted: list[int]) -> list[InboxEntry]:
@@ -218,33 +233,39 @@ class Inbox:
         entries, deleted = self._riding.pop(commit_seq, ([], []))
         for number in deleted:
             self._rows.pop(number, None)
-        moved = [entry for entry in entries if entry.call_id in self._row_of]
-        for entry in moved:
-            del self._row_of[entry.call_id]
-        # what was released on the way is not kept, its row goes when the rest of it does
-        self._keep(commit_seq, [entry for entry in entries if not self.is_released(entry.call_id)], len(entries))
         for entry in entries:
-            if is_keyed(entry.call_id):
-                self._keyed_since.setdefault(entry.call_id, now_ms)
+            if entry.call_id[:1] not in _TAGS_KEPT_BY_AGE:
+                continue
+            self._keyed_since.setdefault(entry.call_id, now_ms)
+        self._keep(commit_seq, entries)
 
     def lost(self, commit_seq: int) -> None:
         _, deleted = self._riding.pop(commit_seq, ([], []))
         # rows that were to be packed again still hold their entries; empty ones wait for the next commit
         self._empty.extend(number for number in deleted if number not in self._rows)
 
-    def _keep(self, commit_seq: int, entries: Sequence[InboxEntry], total: int | None = None) -> None:
-        if not entries:
-            if total:
-                self._empty.append(commit_seq)
-            return
-        self._rows[commit_seq] = _Row({entry.call_id: entry for entry in entries}, total or len(entries))
+    def _keep(self, commit_seq: int, entries: Sequence[InboxEntry]) -> None:
+        """Remember the outcomes of one commit, but for those that were released on their way."""
+        kept: dict[bytes, InboxEntry] = {}
+        sessions = self._sessions
         for entry in entries:
-            self._row_of[entry.call_id] = commit_seq
-            parts = outside_parts(entry.call_id)
+            call_id = entry.call_id
+            parts = outside_parts(call_id)
             if parts is None:
-                self._others[entry.call_id] = entry
+                if call_id in self._released_inside:
+                    continue
+                self._others[call_id] = entry
             else:
-                session = self._sessions.get(parts[0])
+                session_id, seq = parts
+                session = sessions.get(session_id)
                 if session is None:
-                    session = self._sessions[parts[0]] = _Session()
-                session.entries[parts[1]] = entry
+                    session = sessions[session_id] = _Session()
+                elif session.is_released(seq):
+                    continue
+                session.entries[seq] = entry
+            kept[call_id] = entry
+            self._row_of[call_id] = commit_seq
+        if kept:
+            self._rows[commit_seq] = _Row(kept, len(entries))
+        elif entries:
+            self._empty.append(commit_seq)

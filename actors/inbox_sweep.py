@@ -25,23 +25,27 @@ class InboxSweep:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._asking = False
+        self._scheduled = False
 
-    def start(self) -> None:
-        """Look for the first time after one interval."""
-        self._partition.clock.call_later(SWEEP_MS, self.run)
+    def nudge(self) -> None:
+        """There is something to look after: look once the interval has passed."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._partition.clock.call_later(SWEEP_MS, self._run)
 
-    def run(self) -> None:
-        """Look, and look again after the next interval."""
-        if self._partition.stopped:
+    def _run(self) -> None:
+        self._scheduled = False
+        partition = self._partition
+        if partition.stopped:
             return
-        now_ms = self._partition.clock.wall_ms()
-        asked = self._partition.inbox.sweep(now_ms, self._partition.settings.call_memory_ms)
-        if self._partition.inbox.has_upkeep:
-            self._partition.committer.poke()
+        asked = partition.inbox.sweep(partition.clock.wall_ms(), partition.settings.call_memory_ms)
+        if partition.inbox.has_upkeep:
+            partition.committer.poke()
         if asked and not self._asking:
             self._asking = True
-            self._partition.loop.create_task(self._ask_callers(asked))
-        self.start()
+            partition.loop.create_task(self._ask_callers(asked))
+        if partition.inbox.needs_sweep:
+            self.nudge()
 
     async def _ask_callers(self, entries: Sequence[Any]) -> None:
         """Outcomes of nested calls are forgotten when their caller says that it is finished, never by age."""

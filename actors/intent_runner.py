@@ -44,18 +44,10 @@ class IntentRunner:
             self._run_timer(host, intent)
             return
         _, method_name, args, flags, now_ms, attempt, chain, caller = intent.fields
-        work = CallWork(
-            host,
-            info.method(str(method_name)),
-            intent.turn_id,
-            args=args,
-            flags=flags,
-            chain=tuple((name, key) for name, key in chain),
-            caller=tuple(caller) if caller else None,
-            attempt=int(attempt) + 1,
-            began_ms=now_ms,
-            resumed=True,
-        )
+        work = CallWork(host, info.method(method_name), intent.turn_id, args, flags)
+        work.chain = tuple((name, key) for name, key in chain)
+        work.caller = tuple(caller) if caller else None
+        work.attempt, work.began_ms, work.resumed = attempt + 1, now_ms, True
         self._partition.admission.adopt(work)
         host.recovering = True
         self._partition.careful.suspect(work, partial(host.resume, work))
@@ -66,12 +58,12 @@ class IntentRunner:
 
     def _run_timer(self, host: ObjectHost, intent: Intent) -> None:
         _, name, generation, now_ms, attempt = intent.fields
-        row = host.directory().get(str(name))
+        row = host.directory().get(name)
         if row is None or row.generation != generation:
             self._partition.persist([(INTENTS, (intent.class_name, intent.key), None)])
             return
-        work = TimerWork.of(host, row)
-        work.attempt, work.began_ms, work.resumed = int(attempt) + 1, now_ms, True
+        work = TimerWork(host, row)
+        work.attempt, work.began_ms, work.resumed = attempt + 1, now_ms, True
         host.recovering = True
         self._partition.dispatcher.adopt(work)
         self._partition.careful.suspect(work, partial(host.resume, work))

@@ -84,8 +84,7 @@ def reset(host: ObjectHost, error: BaseException) -> None:
     host.instance = None
     host.buffer = WriteBuffer()
     if host.activation is not None:
-        supersede(host, host.activation)
-        host.activation = None
+        activation.lost(host, error)
     running = [*host.side_turns, *([host.current] if host.current else [])]
     for turn in running:
         supersede(host, turn)
@@ -102,6 +101,17 @@ def reset(host: ObjectHost, error: BaseException) -> None:
         elif isinstance(work, TimerWork):
             host.partition.timer_ended(work, retry=True)
     host.partition.loop.call_soon(host.pump)
+    # timers that a lost write set had moved or deleted are set again, and the tick may have passed their rows
+    host.partition.clock.call_later(RERUN_DELAY_MS, partial(rearm, host))
+
+
+def rearm(host: ObjectHost) -> None:
+    """Look again at the earliest timer of the object, as it is on disk."""
+    if host.partition.stopped:
+        return
+    earliest_ms = min((row.due_ms for row in host.directory().values()), default=None)
+    if earliest_ms is not None:
+        host.partition.timer_armed(earliest_ms)
 
 
 def run_again(host: ObjectHost, work: Work, turn: Turn) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from actors.channel import Accept, Channel, ChannelHandler, Hello
 from actors.errors import ChannelClosed, FrameTooLarge
 
 __all__ = ["connect_loopback"]
+
+logger = logging.getLogger("mainspring.loopback")
 
 
 class _End:
@@ -45,7 +48,11 @@ class _End:
         for frame in frames:
             if other._closed or other.handler is None:
                 return
-            other.handler.frame_received(frame)
+            try:
+                other.handler.frame_received(frame)
+            except Exception as error:  # as on every transport: what a handler raises closes its channel
+                logger.exception("a frame handler failed", extra={"event": "handler_failed"})
+                other.close(error)
 
     def close(self, error: Exception | None = None) -> None:
         if self._closed:

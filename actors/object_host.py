@@ -138,7 +138,7 @@ class ObjectHost:
         try:
             while self.queue and self._may_start(self.queue[0]):
                 if self.instance is None and not activation.activate(self):
-                    break
+                    continue  # it is under way, or has failed and taken the head of the queue with it
                 self._start(self.queue.popleft())
         finally:
             self._pumping = False

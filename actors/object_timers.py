@@ -152,7 +152,7 @@ class ObjectTimers:
         if not known:
             row = self._host.directory().get(name)
         if row is not None and row.generation == turn.firing:
-            return None  # it has begun, so it is not set any more; what takes its place is decided when it ends
+            return turn.following()  # it has begun, so what is set is what follows it, if anything does
         return row
 
     def rows(self, turn: Turn) -> Iterator[DirectoryRow]:

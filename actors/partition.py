@@ -124,6 +124,7 @@ class Partition:
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes)
         self._admin = Admin(self)
         self._sweep = InboxSweep(self)
+        self.inbox.on_entries = self._sweep.nudge
         self._intents = IntentRunner(self)
         self.client: Client
         self.runtime: InsideRuntime
@@ -183,7 +184,8 @@ class Partition:
         for class_name, key, name in recovery.suspects:
             self.dispatcher.suspects.add((class_name, key, name))
         self._ticker.start()
-        self._sweep.start()
+        if self.inbox.needs_sweep:
+            self._sweep.nudge()
 
     # --- identity and state -----------------------------------------------------------------------
 
@@ -269,6 +271,7 @@ class Partition:
         self._connections.discard(connection)
         if not any(other.session == session for other in self._connections):
             self.inbox.disconnected(session, self.clock.wall_ms())
+            self._sweep.nudge()
 
     def tell_classes(self, connection: PartitionConnection, refs: Sequence[ClassRef]) -> None:
         """A client says where the classes that it will call come from."""

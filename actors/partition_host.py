@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ class PartitionHost:
             "epoch": serving.partition.epoch,
             "commit_seq": serving.partition.commit_seq,
             "connections": serving.link.connections + serving.transport.connections,
+            "pid": os.getpid(),
         }
 
     @property

@@ -135,7 +135,7 @@ class _Recovery:
         entry = InboxEntry(claim.turn_id, claim.class_name, claim.key, b"", REFUSED, encode_error(error))
         # a row of its own, under the number of the commit that this becomes
         number = self._store.commit_seq + 1
-        packed = [*self._packed_so_far(number), entry.pack()]
+        packed = [*self._packed_so_far(number), entry]
         self.ops.append((INBOX, (number,), (msgpack.packb(packed),)))
         self.ops.append((INTENTS, (claim.class_name, claim.key), None))
         self.ops.append((CLAIMS, (claim.turn_id,), None))

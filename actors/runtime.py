@@ -195,6 +195,11 @@ class Runtime:
             "partitions": {number: self._ask(partition_actor(number)) for number in self._description.partitions},
         }
 
+    def partition_pids(self) -> dict[int, int]:
+        """The process that serves each partition right now; a partition that does not answer is left out."""
+        partitions: dict[int, dict[str, Any]] = self.status()["partitions"]
+        return {number: status["pid"] for number, status in partitions.items() if "pid" in status}
+
     def _ask(self, actor: str) -> Any:
         try:
             return self._calls.call(actor, "status", timeout_s=_REGISTER_TIMEOUT_S)

@@ -36,7 +36,9 @@ class TimerDispatcher:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._after: Key | None = None  # the last row looked at; None: start from the front
-        self._in_flight: set[tuple[int, str]] = set()
+        self._in_flight: dict[tuple[int, str], Key] = {}  # -> the row that the turn runs for
+        #: due times of rows that took the place of one in flight and were passed: looked at again when that has ended
+        self._passed: dict[tuple[int, str], int] = {}
         self._by_object: Counter[int] = Counter()
         self._by_class: Counter[str] = Counter()
         self._parked: dict[int, ObjectId] = {}
@@ -91,7 +93,10 @@ class TimerDispatcher:
         except UnicodeDecodeError:
             self._warn(row.key(), "a timer row names no timer and is left where it is")
             return
-        if (oid, name) in self._in_flight or oid in self._parked:
+        flying = self._in_flight.get((oid, name))
+        if flying is not None and flying != row.key():
+            self._passed[oid, name] = row.due_ms
+        if flying is not None or oid in self._parked:
             return
         object_id = self._object(oid)
         if object_id is None:
@@ -131,7 +136,7 @@ class TimerDispatcher:
             if host.state.settled:
                 host.state.hand_over(WriteBuffer().top, extra=[(TIMERS, pointer, None)])
             return True
-        self._start(object_id, TimerWork.of(host, row))
+        self._start(object_id, TimerWork(host, row))
         return True
 
     def _start(self, object_id: ObjectId, work: TimerWork) -> None:
@@ -145,7 +150,7 @@ class TimerDispatcher:
     def adopt(self, work: TimerWork) -> None:
         """Count a timer's turn as in flight, so that the tick does not start it a second time."""
         oid = work.row.oid
-        self._in_flight.add((oid, work.row.name))
+        self._in_flight[oid, work.row.name] = work.row.timer_key()
         self._by_object[oid] += 1
         self._by_class[work.host.id.type_name] += 1
 
@@ -156,7 +161,7 @@ class TimerDispatcher:
         oid, name = work.row.oid, work.row.name
         if (oid, name) not in self._in_flight:
             return
-        self._in_flight.discard((oid, name))
+        del self._in_flight[oid, name]
         self._by_object[oid] -= 1
         if not self._by_object[oid]:
             del self._by_object[oid]
@@ -165,6 +170,9 @@ class TimerDispatcher:
             due_ms = work.row.due_ms
             self._partition.clock.call_later(PLATFORM_RETRY_MS, lambda: self._again(due_ms))
         self._unpark(work.host.id.type_name, oid)
+        passed_ms = self._passed.pop((oid, name), None)
+        if passed_ms is not None:
+            self._partition.timer_armed(passed_ms)
         if self._full:
             self._full = False
             self._partition.loop.call_soon(self._partition.tick)

@@ -6,6 +6,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from actors.codec import encode
+from actors.early_commit import flush
 from actors.interruption import run_again
 from actors.object_timers import EXHAUSTED_TIMER, INTERNAL_NAMES
 from actors.timer_work import TimerWork, dead_letter_op
@@ -85,15 +86,25 @@ def failed(host: ObjectHost, work: TimerWork, turn: Turn | None, error: BaseExce
     now_ms = host.partition.clock.wall_ms()
     retry_row = work.after_failure(now_ms)
     extra: list[Op] = [] if turn is None else work.closing_ops(turn)
+    guards = work.guards()
     buffer = WriteBuffer()
-    if retry_row is None:
+    host.log_failure("timer_failed", error, timer=work.row.name, attempt=work.row.attempt)
+    if host.interleaved and is_replaced(host, work):
+        guards = []  # nothing is rolled back here, so what was set or cancelled meanwhile stands
+    elif retry_row is None:
         bury(host, work, error, buffer, extra)
     else:
         buffer.top.timers[work.row.name] = retry_row
         host.partition.retries += 1
-    host.log_failure("timer_failed", error, timer=work.row.name, attempt=work.row.attempt)
-    write_set = host.state.hand_over(buffer.merged(), extra=extra, guards=work.guards())
+    write_set = host.state.hand_over(buffer.merged(), extra=extra, guards=guards)
     write_set.waiters.append(lambda failure: failure_durable(host, work, turn, failure))
+
+
+def is_replaced(host: ObjectHost, work: TimerWork) -> bool:
+    """Whether this timer of an interleaved object was set again or cancelled while its handler ran."""
+    flush(host, host.buffer)
+    row = host.directory().get(work.row.name)
+    return row is None or row.generation != work.row.generation
 
 
 def bury(host: ObjectHost, work: TimerWork, error: BaseException, buffer: WriteBuffer, extra: list[Op]) -> None:

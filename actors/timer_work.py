@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -55,21 +55,18 @@ def dead_letter_op(
     return (DEAD_LETTERS, (dead_letter_id,), values)
 
 
-@dataclass(eq=False, slots=True)
 class TimerWork(Work):
-    """One try of one occurrence of a timer."""
+    """One try of one occurrence of a timer. Its method is looked up when its turn starts: classes change between
+    versions, and rows live longer."""
 
-    row: DirectoryRow = None  # type: ignore[assignment]  # always given; dataclass order wants a default
-    spec: TimerSpec = None  # type: ignore[assignment]
-    fired_ms: int = 0
-    step: Advance | None = None
+    __slots__ = ("fired_ms", "row", "spec", "step")
 
-    @classmethod
-    def of(cls, host: ObjectHost, row: DirectoryRow) -> TimerWork:
-        """The work for this row. Its method is looked up when the turn starts: classes change between versions."""
-        spec = TimerSpec.from_bytes(row.spec)
-        turn_id = timer_turn_id(host.id.type_name, host.id.key, row)
-        return cls(host, _LATE, turn_id, row=row, spec=spec)
+    def __init__(self, host: ObjectHost, row: DirectoryRow) -> None:
+        super().__init__(host, _LATE, timer_turn_id(host.id.type_name, host.id.key, row))
+        self.row = row
+        self.spec = TimerSpec.from_bytes(row.spec)
+        self.fired_ms = 0
+        self.step: Advance | None = None
 
     @property
     def is_alarm(self) -> bool:

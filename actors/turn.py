@@ -17,8 +17,9 @@ from actors.address import ClassRef, slot_of
 from actors.codec import decode, encode
 from actors.errors import Overloaded, ReadOnlyTurn, ReentrantCall, TurnOver, ValueTooLarge, WrongThread
 from actors.messages import OK, OK_PICKLED
+from actors.timer_work import TimerWork
 from actors.wire_errors import decode_error
-from actors.write_buffer import WriteBuffer
+from actors.write_buffer import DirectoryRow, WriteBuffer
 
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
@@ -118,15 +119,15 @@ class Turn:
         self.timeout_handle: Any = None
         self.doomed: BaseException | None = None
         #: (partition, call id) of what the turn has called: released once the turn's outcome is durable
-        self.called: list[tuple[int, bytes]] = []
+        self.called: list[tuple[int, bytes]] | None = None
         self.outstanding = 0
-        self.calls: set[asyncio.Future[Any]] = set()
+        self.calls: set[asyncio.Future[Any]] | None = None
         #: generation of the timer that this turn of an interleaved class runs for; it looks ended to the turn
         self.firing: int | None = None
         #: an intent is on its way to disk, so the outcome must be recorded whatever the turn wrote
         self.recorded = False
         self._intent: asyncio.Future[None] | None = None
-        self._counts: dict[tuple[str, str, str], int] = {}
+        self._counts: dict[tuple[str, str, str], int] | None = None
         self._random: random.Random | None = None
         self._state = _State.RUNNING
 
@@ -177,6 +178,11 @@ class Turn:
         self.doomed = error
         raise error
 
+    def following(self) -> DirectoryRow | None:
+        """What takes the place of the timer that this turn runs for."""
+        assert isinstance(self.work, TimerWork)
+        return self.work.following()
+
     def wrote(self) -> None:
         """Something was put into the buffer."""
         if self.host.interleaved:
@@ -209,6 +215,8 @@ class Turn:
         most = self.host.partition.settings.max_args_bytes
         if len(data) > most:
             raise ValueTooLarge(f"arguments of {ref.type_name}.{method}: {len(data):,} bytes (limit {most:,})")
+        if self._counts is None or self.calls is None:
+            self._counts, self.calls, self.called = {}, set(), []
         count_key = (ref.type_name, key, method)
         index = self._counts.get(count_key, 0)
         self._counts[count_key] = index + 1
@@ -261,6 +269,7 @@ class Turn:
             )
         finally:
             # also when the code stopped waiting: the target may have recorded an outcome that must be released
+            assert self.called is not None
             self.called.append((partition, call_id))
         if status == OK:
             return decode(payload)
@@ -270,6 +279,7 @@ class Turn:
 
     def _call_ended(self, task: asyncio.Future[Any]) -> None:
         self.outstanding -= 1
+        assert self.calls is not None
         self.calls.discard(task)
         if not task.cancelled():
             task.exception()  # seen: who awaits the call gets it, and a call nobody awaits must not warn at exit
@@ -302,7 +312,7 @@ class Turn:
 
     def cancel(self) -> None:
         """Cancel the turn's code and the calls that it waits for."""
-        for call in list(self.calls):
+        for call in list(self.calls or ()):
             call.cancel()
         if self.task is not None:
             self.task.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -38,34 +37,53 @@ def call_fingerprint(method: str, args: bytes) -> bytes:
     return hashlib.blake2b(args, digest_size=8, key=method.encode()[:64]).digest()
 
 
-@dataclass(eq=False, slots=True)
 class Work:
-    """Common to calls and timers. `method` is None for what the runtime itself does on an object."""
+    """Common to calls and timers. One is made for each, so it has slots and nothing that few need is made early."""
 
-    host: ObjectHost
-    method: MethodInfo
-    turn_id: bytes
-    attempt: int = 1
-    #: when the turn first began, for turns that are run again
-    began_ms: int | None = None
-    #: a durable claim exists and must be deleted with the outcome
-    claimed: bool = False
-    #: the turn's intent is on disk already: it is being run again after a crash
-    resumed: bool = False
-    #: it ran when its process died, so it runs alone first
-    suspected: bool = False
-    #: told once when the outcome is durable (or was refused)
-    settled: list[Callable[[], None]] = field(default_factory=list)
+    __slots__ = (
+        "attempt",
+        "began_ms",
+        "chain",
+        "claimed",
+        "host",
+        "method",
+        "resumed",
+        "settled",
+        "suspected",
+        "turn_id",
+    )
 
-    chain: tuple[tuple[str, str], ...] = ()
+    def __init__(self, host: ObjectHost, method: MethodInfo, turn_id: bytes) -> None:
+        self.host = host
+        self.method = method
+        self.turn_id = turn_id
+        #: objects that wait for this turn, outermost first
+        self.chain: tuple[tuple[str, str], ...] = ()
+        self.attempt = 1
+        #: when the turn first began, for turns that are run again
+        self.began_ms: int | None = None
+        #: a durable claim exists and must be deleted with the outcome
+        self.claimed = False
+        #: the turn's intent is on disk already: it is being run again after a crash
+        self.resumed = False
+        #: it ran when its process died, so it runs alone first
+        self.suspected = False
+        #: told once when the outcome is durable, or was refused
+        self.settled: list[Callable[[], None]] | None = None
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the outcome is durable or was refused."""
+        if self.settled is None:
+            self.settled = []
+        self.settled.append(callback)
 
     def pack_intent(self, turn: Turn) -> bytes:
         """Everything that is needed to run the turn again without whoever asked for it."""
         raise NotImplementedError  # each kind of work has its own
 
     def settle(self) -> None:
-        callbacks, self.settled = self.settled, []
-        for callback in callbacks:
+        callbacks, self.settled = self.settled, None
+        for callback in callbacks or ():
             callback()
 
     def closing_ops(self, turn: Turn) -> list[Op]:
@@ -78,17 +96,26 @@ class Work:
         return ops
 
 
-@dataclass(eq=False, slots=True)
 class CallWork(Work):
     """One call of a method, from outside or from another object's turn."""
 
-    args: bytes = b""
-    flags: int = 0
-    deadline_ns: int = 0
-    caller: tuple[str, str, bytes] | None = None
-    is_repeat: bool = False
-    counted: bool = False
-    targets: list[Target] = field(default_factory=list)
+    __slots__ = ("args", "caller", "counted", "deadline_ns", "flags", "is_repeat", "targets")
+
+    def __init__(
+        self, host: ObjectHost, method: MethodInfo, call_id: bytes, args: bytes, flags: int = 0, deadline_ns: int = 0
+    ) -> None:
+        super().__init__(host, method, call_id)
+        self.args = args
+        self.flags = flags
+        #: on the partition's monotonic clock; 0: none
+        self.deadline_ns = deadline_ns
+        #: (type, key, turn id) of the turn that made the call; None: it came from outside
+        self.caller: tuple[str, str, bytes] | None = None
+        self.is_repeat = False
+        #: counts against the bound on calls from outside
+        self.counted = False
+        #: everyone who waits for the reply
+        self.targets: list[Target] = []
 
     @property
     def is_outside(self) -> bool:

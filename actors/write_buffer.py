@@ -91,6 +91,9 @@ class WriteBuffer:
 
     @property
     def dirty(self) -> bool:
+        if len(self.layers) == 1:
+            top = self.layers[0]
+            return bool(top.kv or top.timers or top.cleared)
         return any(layer.kv or layer.timers or layer.cleared for layer in self.layers)
 
     def operations(self) -> int:

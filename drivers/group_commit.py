@@ -40,12 +40,13 @@ class Rider(Protocol):
 class BatchUnit:
     """A page of engine batches in the commit queue: each batch is judged alone, all commit together."""
 
-    __slots__ = ("batches", "future", "outcomes")
+    __slots__ = ("batches", "error", "future", "outcomes")
 
     def __init__(self, batches: Sequence[Batch], future: asyncio.Future[Sequence[Outcome]]) -> None:
         self.batches = batches
         self.future = future
         self.outcomes: list[Outcome] = []
+        self.error: BaseException | None = None
 
     def finish(self, error: BaseException | None) -> None:
         if self.future.done():
@@ -62,8 +63,10 @@ Unit = WriteSet | BatchUnit
 class GroupCommitter:
     """The one writer of a partition.
 
-    `submit` takes write sets in the order in which their turns ended. `on_fatal` is called once, when the outcome
-    of a commit is unknown or a newer owner was found: the partition must answer nobody and exit.
+    `submit` takes write sets in the order in which their turns ended. All units of a group, also those that were
+    rejected, are told their end together and in that order, once the group is durable: who hears of a rejection
+    already finds on disk everything that was handed over before it. `on_fatal` is called once, when the outcome of a
+    commit is unknown or a newer owner was found: the partition must answer nobody and exit.
     """
 
     def __init__(
@@ -105,11 +108,19 @@ class GroupCommitter:
 
     def submit(self, unit: Unit) -> None:
         """Queue one unit. It is told its end through its waiters, never from inside this call."""
+        if self._dead is not None:
+            return  # nothing is committed any more, and nobody is told anything
         self._queue.append(unit)
         self._wake()
 
     async def apply(self, batches: Sequence[Batch]) -> Sequence[Outcome]:
-        """Apply engine batches in order in one transaction, each judged on its own."""
+        """Apply engine batches in order in one transaction, each judged on its own.
+
+        Raises `CommitFailed` when nothing of them was applied, `StoreClosed` after the end of the committer; is
+        cancelled when that end comes while it waits.
+        """
+        if self._dead is not None:
+            raise StoreClosed(f"nothing is committed any more: {self._dead}") from self._dead
         future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
         self.submit(BatchUnit(batches, future))
         return await future
@@ -134,62 +145,64 @@ class GroupCommitter:
         if not self._busy and self._dead is None:
             self._busy = True
             # the next loop turn: everything that ends in this one shares the group
-            asyncio.get_running_loop().call_soon(self._gather)
+            self._soon(self._gather)
+
+    def _soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(self._run, step)
+
+    def _run(self, step: Callable[[], None]) -> None:
+        """Run one step of the writer. An error that no step expects ends the partition, it does not stall it."""
+        if self._dead is not None:
+            return
+        try:
+            step()
+        except Exception as error:
+            self._die(error)
 
     # --- writing a group ------------------------------------------------------------------------
 
     def _gather(self) -> None:
         """One slice: judge and write what is ready, then go on, or commit."""
-        if self._dead is not None:
-            return
-        limit = self._rows + self._slice_rows
+        limit = min(self._rows + self._slice_rows, self._max_group_rows)
         try:
-            while self._queue and self._rows < self._max_group_rows and self._rows < limit:
+            while self._queue and self._rows < limit:
                 self._judge(self._queue.popleft())
             more_units = bool(self._queue) and self._rows < self._max_group_rows
             if not more_units:
                 self._board_riders()
             more_rows = self._store.flush(self._slice_rows)
-        except sqlite3.Error as error:
+        except Exception as error:  # before COMMIT: whatever it is, nothing of the group was applied
             self._statement_failed(error)
             return
-        except (OverflowError, ValueError, TypeError) as error:  # a parameter that SQLite can't hold
-            self._isolate(error)
-            return
-        if more_units:
-            asyncio.get_running_loop().call_soon(self._gather)
-        elif more_rows:
-            asyncio.get_running_loop().call_soon(self._flush_rest)
-        else:
-            self._commit()
+        self._go_on(more_units, more_rows)
 
     def _flush_rest(self) -> None:
-        if self._dead is not None:
-            return
         try:
-            more = self._store.flush(self._slice_rows)
-        except sqlite3.Error as error:
+            more_rows = self._store.flush(self._slice_rows)
+        except Exception as error:
             self._statement_failed(error)
             return
-        except (OverflowError, ValueError, TypeError) as error:
-            self._isolate(error)
-            return
-        if more:
-            asyncio.get_running_loop().call_soon(self._flush_rest)
+        self._go_on(False, more_rows)
+
+    def _go_on(self, more_units: bool, more_rows: bool) -> None:
+        if more_units:
+            self._soon(self._gather)
+        elif more_rows:
+            self._soon(self._flush_rest)
         else:
-            self._commit()
+            self._executor.submit(self._commit_and_begin, self._committed)
 
     def _judge(self, unit: Unit) -> None:
+        self._group.append(unit)  # before anything can fail, so that it is told its end whatever happens
+        if unit.error is not None:
+            return  # found unwritable on its own
         if isinstance(unit, BatchUnit):
-            unit.outcomes.clear()
-            for batch in unit.batches:
-                unit.outcomes.append(self._judge_batch(batch))
-            self._group.append(unit)
+            unit.outcomes = [self._judge_batch(batch) for batch in unit.batches]
             return
         lineage = unit.lineage
         if lineage is not None and lineage.broken is not None:
-            unit.finish(
-                WriteSetRejected(f"{lineage.name}: not applied, because an earlier write of the object was not")
+            unit.error = WriteSetRejected(
+                f"{lineage.name}: not applied, because an earlier write of the object was not"
             )
             return
         for guard in unit.guards or ():
@@ -200,15 +213,17 @@ class GroupCommitter:
         self._rows += len(unit.ops)
         if unit.inbox is not None:
             self._entries.append(unit.inbox)
-        self._group.append(unit)
 
     @staticmethod
-    def _reject(unit: WriteSet, reason: str) -> None:
+    def _reject(unit: Unit, reason: str) -> None:
+        """Mark it: it is told with its group. Nothing later of its lineage is applied from now on."""
+        if isinstance(unit, BatchUnit):
+            unit.error = WriteSetRejected(f"a page of batches was not applied: {reason}")
+            return
         name = unit.lineage.name if unit.lineage else "a write set"
-        error = WriteSetRejected(f"{name}: write set {unit.position} was not applied: {reason}")
+        unit.error = WriteSetRejected(f"{name}: write set {unit.position} was not applied: {reason}")
         if unit.lineage is not None:
-            unit.lineage.broken = error
-        unit.finish(error)
+            unit.lineage.broken = unit.error
 
     def _judge_batch(self, batch: Batch) -> Outcome:
         for precondition in batch.preconditions:
@@ -246,9 +261,6 @@ class GroupCommitter:
 
     # --- the end of a group ---------------------------------------------------------------------
 
-    def _commit(self) -> None:
-        self._executor.submit(self._commit_and_begin, self._committed)
-
     def _commit_and_begin(self) -> BaseException | None:
         """On the executor's thread. Raises what COMMIT raised; returns what the next BEGIN raised."""
         self._store.commit()
@@ -261,22 +273,20 @@ class GroupCommitter:
         return None
 
     def _committed(self, begin_error: BaseException | None, error: BaseException | None) -> None:
-        if self._dead is not None:
-            return
-        if error is not None:
-            self._commit_failed(error)
-            return
+        self._run(lambda: self._landed(begin_error) if error is None else self._commit_failed(error))
+
+    def _landed(self, begin_error: BaseException | None) -> None:
         group = self._take_group()
         self.commits += 1
-        self.units += len(group)
         for rider in self.riders:
             rider.landed(self._store.commit_seq, self._wall_ms())
         for unit in group:
-            unit.finish(None)
+            self.units += unit.error is None
+            unit.finish(unit.error)
         if begin_error is not None:
             self._die(begin_error)
-            return
-        self._next()
+        else:
+            self._next()
 
     def _take_group(self) -> list[Unit]:
         group, self._group, self._rows, self._entries = self._group, [], 0, []
@@ -296,8 +306,8 @@ class GroupCommitter:
                 waiter.set_result(None)
 
     def _commit_failed(self, error: BaseException) -> None:
-        if isinstance(error, sqlite3.Error) and is_disk_full(error):
-            self._certain_failure(error)
+        if is_disk_full(error):
+            self._fail_group(error)
         elif isinstance(error, Fenced):
             self._die(error)
         else:
@@ -309,80 +319,78 @@ class GroupCommitter:
             unknown.__cause__ = error
             self._die(unknown)
 
-    def _statement_failed(self, error: sqlite3.Error) -> None:
-        if isinstance(error, sqlite3.IntegrityError | sqlite3.InterfaceError | sqlite3.DataError):
-            self._isolate(error)
+    def _statement_failed(self, error: Exception) -> None:
+        # The disk's and the file's errors meet the whole group; anything else is a unit's own.
+        if isinstance(error, sqlite3.OperationalError | sqlite3.InternalError) or type(error) is sqlite3.DatabaseError:
+            self._fail_group(error)
         else:
-            self._certain_failure(error)  # before COMMIT: certainly not applied
+            self._isolate(error)
 
-    def _certain_failure(self, error: BaseException) -> None:
+    def _start_over(self) -> list[Unit]:
+        """Undo the group in the database; the units that were in it."""
+        self._store.rollback()
+        self._store.begin()
+        for rider in self.riders:
+            rider.lost(self._store.commit_seq + 1)
+        return self._take_group()
+
+    def _fail_group(self, error: BaseException) -> None:
         """Nothing of this group was applied: say so to each, and to everything queued on the same objects."""
-        try:
-            self._store.rollback()
-            self._store.begin()
-        except Exception as failed:
-            self._die(failed)
-            return
-        group = self._take_group()
+        self._tell_failure(self._start_over(), error)
+
+    def _tell_failure(self, group: list[Unit], error: BaseException) -> None:
         failure = CommitFailed(f"not applied: {error}. The objects are back at their last durable state.")
         failure.__cause__ = error
         for unit in group:
             if isinstance(unit, WriteSet) and unit.lineage is not None and unit.lineage.broken is None:
                 unit.lineage.broken = failure
-        for rider in self.riders:
-            rider.lost(self._store.commit_seq + 1)
         for unit in group:
-            unit.finish(failure)
+            unit.finish(unit.error or failure)
         self._next()
 
-    def _isolate(self, error: BaseException) -> None:
-        """One unit of the group can't be written: find it by writing each on its own, and reject only that one."""
-        try:
-            self._store.rollback()
-            self._store.begin()
-        except Exception as failed:
-            self._die(failed)
+    def _isolate(self, error: Exception) -> None:
+        """Some unit of the group can't be written: find it by writing each on its own, and reject only that one."""
+        units = self._start_over()
+        found = [unit for unit in units if unit.error is None and self._is_unwritable(unit)]
+        if not found:
+            self._tell_failure(units, error)  # it takes several of them, or a rider: there is no better answer
             return
-        units = [*self._take_group()]
-        for rider in self.riders:
-            rider.lost(self._store.commit_seq + 1)
-        good: list[Unit] = []
-        for unit in units:
-            self._try_alone(unit, good)
-        self._rows = 0
         # Back to the front of the queue in their old order: what is left is known to be writable.
-        self._queue.extendleft(reversed(good))
-        asyncio.get_running_loop().call_soon(self._gather)
+        self._queue.extendleft(reversed(units))
+        self._soon(self._gather)
 
-    def _try_alone(self, unit: Unit, good: list[Unit]) -> None:
+    def _is_unwritable(self, unit: Unit) -> bool:
         try:
             if isinstance(unit, WriteSet):
+                for guard in unit.guards or ():
+                    guard.holds(self._store.peek(guard.table, guard.key))
                 self._store.write(unit.ops)
             else:
                 for batch in unit.batches:
                     self._judge_batch(batch)
             self._store.flush()
-        except (sqlite3.Error, OverflowError, ValueError, TypeError) as error:
-            if isinstance(unit, WriteSet):
-                self._reject(unit, f"it can't be written ({error})")
-            else:
-                unit.finish(WriteSetRejected(f"a page of batches can't be written ({error})"))
-        else:
-            good.append(unit)
+        except Exception as error:
+            self._reject(unit, f"it can't be written ({error!r})")
+            return True
         finally:
             self._store.rollback()
             self._store.begin()
+        return False
 
     def abandon(self) -> None:
         """Commit nothing more and tell nobody: the process is treated as dead."""
-        self._dead = StoreClosed("the partition was abandoned")
-        self._queue.clear()
-        self._group.clear()
-        self._tell_idle()
+        self._end(StoreClosed("the partition was abandoned"))
 
     def _die(self, error: BaseException) -> None:
+        if self._dead is None:
+            self._end(error)
+            self._on_fatal(error)
+
+    def _end(self, error: BaseException) -> None:
         self._dead = error
+        for unit in (*self._group, *self._queue):
+            if isinstance(unit, BatchUnit):
+                unit.future.cancel()  # the tick that waits for its page ends, without being told how the page did
         self._queue.clear()
         self._group.clear()
         self._tell_idle()
-        self._on_fatal(error)

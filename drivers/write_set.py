@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from drivers.tables import CLEAR, Clear, Key, Op, Values
 
 __all__ = ["FieldEquals", "InboxEntry", "Lineage", "WriteSet"]
+
+logger = logging.getLogger("mainspring.commit")
 
 Waiter = Callable[[BaseException | None], None]
 _CLEAR_MARK = 0
@@ -39,9 +42,8 @@ class Lineage:
         self.broken: BaseException | None = None
 
 
-@dataclass(frozen=True)
-class InboxEntry:
-    """The recorded outcome of a call: what a repeat of it is answered with."""
+class InboxEntry(NamedTuple):
+    """The recorded outcome of a call: what a repeat of it is answered with. Packed as it is: an array of its fields."""
 
     call_id: bytes
     class_name: str
@@ -50,17 +52,6 @@ class InboxEntry:
     status: int
     reply: bytes
     caller: tuple[str, str, bytes] | None = None
-
-    def pack(self) -> list[Any]:
-        return [
-            self.call_id,
-            self.class_name,
-            self.key,
-            self.fingerprint,
-            self.status,
-            self.reply,
-            list(self.caller) if self.caller else None,
-        ]
 
     @classmethod
     def unpack(cls, fields: list[Any]) -> InboxEntry:
@@ -72,7 +63,8 @@ class WriteSet:
     """Everything one turn changes, with the guards that must hold and those who wait until it is durable.
 
     `position` counts the write sets of one lineage. `waiters` are called once, in order, with None when it is
-    durable, or with the error that says why it was not applied.
+    durable, or with the error that says why it was not applied. `error` is set as soon as that is known, `done` when
+    the waiters are told.
     """
 
     __slots__ = ("done", "error", "guards", "inbox", "lineage", "ops", "position", "waiters")
@@ -101,7 +93,10 @@ class WriteSet:
         self.error = error
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
-            waiter(error)
+            try:
+                waiter(error)
+            except Exception:  # its mistake must not keep the others waiting for ever
+                logger.exception("what waited for a commit failed", extra={"event": "waiter_failed"})
 
     def when_done(self, waiter: Waiter) -> None:
         """Call `waiter` when this is durable or has failed; at once when it already has."""
@@ -114,9 +109,8 @@ class WriteSet:
         """The write set as data (guards, operations and the recorded outcome; not who waits)."""
         ops = [[t, list(k), _CLEAR_MARK if isinstance(v, Clear) else v] for t, k, v in self.ops]
         guards = [[g.table, list(g.key), g.column, g.value] for g in self.guards or ()]
-        inbox = self.inbox.pack() if self.inbox else None
         name = self.lineage.name if self.lineage else ""
-        packed: bytes = msgpack.packb([name, self.position, guards, ops, inbox])
+        packed: bytes = msgpack.packb([name, self.position, guards, ops, self.inbox])
         return packed
 
     @classmethod

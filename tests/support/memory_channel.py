@@ -12,17 +12,22 @@ __all__ = ["MemoryChannel", "connected_pair"]
 
 
 class MemoryChannel:
-    """One side. Frames that were sent wait in `outbox` until `deliver` hands them to the other side."""
+    """One side. Frames that were sent wait in `outbox` until `deliver` hands them to the other side.
+
+    It is full, as far as flow control goes, while more than `max_waiting` frames wait.
+    """
 
     trusted_pickle = False
 
-    def __init__(self, peer: Hello, max_frame_bytes: int = 32 * 1024 * 1024) -> None:
+    def __init__(self, peer: Hello, max_frame_bytes: int = 32 * 1024 * 1024, max_waiting: int = 1_000_000) -> None:
         self.peer = peer
         self.outbox: deque[bytes] = deque()
         self.handler: ChannelHandler | None = None
         self.other: MemoryChannel | None = None
         self.is_closed = False
         self._max_frame_bytes = max_frame_bytes
+        self._max_waiting = max_waiting
+        self._is_full = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -38,6 +43,9 @@ class MemoryChannel:
         if len(frame) > self._max_frame_bytes:
             raise FrameTooLarge(f"a frame of {len(frame)} bytes")
         self.outbox.append(frame)
+        if not self._is_full and len(self.outbox) > self._max_waiting and self.handler is not None:
+            self._is_full = True
+            self.handler.writable(False)
 
     def close(self, error: Exception | None = None) -> None:
         self._end(error)
@@ -52,6 +60,10 @@ class MemoryChannel:
         while self.outbox and not self.is_closed and (count is None or delivered < count):
             self._hand_over(self.outbox.popleft())
             delivered += 1
+        if self._is_full and not self.is_closed and len(self.outbox) <= self._max_waiting // 2:
+            self._is_full = False
+            assert self.handler is not None
+            self.handler.writable(True)
         return delivered
 
     def deliver_after_close(self) -> None:

@@ -1,0 +1,169 @@
+"""Stops a runtime at the k-th commit: before it is applied, or after it but before anybody is told.
+
+A partition whose commit was stopped commits nothing more and tells nobody, as a process that was killed there; the
+test then calls `LocalRuntime.crash()`. Commits of all partitions are counted together, in the order in which they
+happen, which is always the same: everything runs inline on virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from actors.address import SLOTS, slot_of
+from actors.settings import Settings
+from actors.testing import LocalRuntime, VirtualClock
+from drivers.executor import Executor
+from drivers.native import NativeDriver
+
+__all__ = ["CommitControl", "ControlledDriver", "disk_full", "finish", "key_in", "runtime_with"]
+
+T = TypeVar("T")
+Done = Callable[[Any, BaseException | None], None]
+#: Virtual seconds that a call gets to end by: far more than every pause of the platform together.
+PATIENCE_S = 600
+
+
+def disk_full() -> sqlite3.OperationalError:
+    """What SQLite raises for certain before anything was applied."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = 13  # type: ignore[misc]
+    return error
+
+
+class CommitControl:
+    """Decides what happens to each commit. `crash_at` counts from 1; 0 never crashes."""
+
+    def __init__(self, crash_at: int = 0, *, applied: bool = True) -> None:
+        self.crash_at = crash_at
+        self.applied = applied
+        #: commits that were begun so far
+        self.commits = 0
+        #: the partition whose commit was stopped
+        self.stopped_partition: int | None = None
+        self._stopped = asyncio.Event()
+        self._failures: list[BaseException] = []
+        self._fails: Callable[[], BaseException | None] | None = None
+        self._held: list[Callable[[], None]] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_partition is not None
+
+    async def wait_stopped(self) -> None:
+        """Until the commit to stop at is reached."""
+        await self._stopped.wait()
+
+    def fail_next(self, count: int = 1) -> None:
+        """Let the next commits fail for certain (a full disk)."""
+        self._failures += [disk_full() for _ in range(count)]
+
+    def fail_when(self, decide: Callable[[], BaseException | None]) -> None:
+        """Ask `decide` before each commit."""
+        self._fails = decide
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Commits that are begun inside the block end when it is left: a disk that is slow."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for commit in held:
+                commit()
+
+    def submit(self, executor: ControlledExecutor, job: Callable[[], Any], done: Done) -> None:
+        if executor.stopped:
+            return
+        if self._held is not None:
+            self._held.append(lambda: self.submit(executor, job, done))
+            return
+        self.commits += 1
+        if self.commits == self.crash_at:
+            executor.stopped = True
+            if self.applied:
+                job()
+            self.stopped_partition = executor.partition
+            self._stopped.set()
+            return
+        failure = self._failures.pop(0) if self._failures else None if self._fails is None else self._fails()
+        if failure is not None:
+            done(None, failure)
+            return
+        try:
+            result = job()
+        except Exception as error:
+            done(None, error)
+        else:
+            done(result, None)
+
+
+class ControlledExecutor:
+    """The executor of one incarnation of a partition."""
+
+    def __init__(self, control: CommitControl, partition: int) -> None:
+        self._control = control
+        self.partition = partition
+        self.stopped = False
+
+    def submit(self, job: Callable[[], Any], done: Done) -> None:
+        self._control.submit(self, job, done)
+
+    def close(self) -> None:
+        self.stopped = True
+
+
+class ControlledDriver(NativeDriver):
+    """The native driver with commits under control."""
+
+    def __init__(self, control: CommitControl, clock: VirtualClock, *, memory: bool) -> None:
+        super().__init__(
+            clock=clock, inline=True, durability="off", poll_ms=None, memory={} if memory else None, lock_wait_ms=1_000
+        )
+        self._control = control
+
+    def executor(self, partition: int) -> Executor:
+        return ControlledExecutor(self._control, partition)
+
+
+def runtime_with(
+    control: CommitControl,
+    *,
+    partitions: int = 1,
+    memory: bool = True,
+    clock: VirtualClock | None = None,
+    settings: Settings | None = None,
+) -> LocalRuntime:
+    """A runtime on virtual time whose commits `control` decides about."""
+    clock = clock or VirtualClock()
+    return LocalRuntime(
+        clock=clock,
+        partitions=partitions,
+        memory=memory,
+        settings=settings or Settings(durability="off", ack_delay_ms=1),
+        driver=ControlledDriver(control, clock, memory=memory),
+    )
+
+
+def key_in(type_name: str, partition: int, partitions: int, prefix: str = "k") -> str:
+    """A key of the class that lives in this partition of a `LocalRuntime`."""
+    number = 0
+    while slot_of(type_name, f"{prefix}{number}") * partitions // SLOTS != partition:
+        number += 1
+    return f"{prefix}{number}"
+
+
+async def finish(runtime: LocalRuntime, call: Awaitable[T]) -> T:
+    """The call's result, letting virtual time pass while it waits for time."""
+    future = asyncio.ensure_future(call)
+    for _ in range(PATIENCE_S):
+        await runtime.run_until_idle()
+        if future.done():
+            break
+        await runtime.advance(seconds=1)
+    assert future.done(), "the call did not end"
+    return await future
