@@ -100,12 +100,17 @@ class Admin:
                 raise Overloaded(f"{host.id} is running turns: delete it when they have ended")
             partition.evict(host)
         oid = partition.store.find_object(type_name, key)
-        if oid is None:
+        if oid is None or (type_name, key) in partition.deletions:
             return False
         ops: list[Op] = [(KV, (oid,), CLEAR), (OBJECTS, (oid,), None)]
         for row in partition.store.scan(DIRECTORY, (oid,)):
             ops.extend(DirectoryRow(*row).delete_ops())
-        return self._commit(ops, True)
+        write_set = WriteSet(ops)
+        # calls that come before the commit must not see, or write to, the rows that it removes
+        partition.deletions[type_name, key] = write_set
+        write_set.waiters.append(lambda error: partition.deletions.pop((type_name, key), None))
+        partition.submit(write_set)
+        return _Durable(write_set, True)
 
     # --- dead letters -----------------------------------------------------------------------------
 

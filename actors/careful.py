@@ -97,14 +97,24 @@ class Careful:
             self._running = None
             self._next()
 
+    def handed_over(self, work: Work) -> None:
+        """The outcome is on its way to disk: the next suspect's claim shares its commit, and so one fsync serves
+        both. When the claim is durable, so is the outcome, and the next one is alone."""
+        if self._running is work and self._suspects:
+            self._stop_solo()
+            self._next()
+
+    def _stop_solo(self) -> None:
+        if self._solo is not None:
+            self._solo.cancel()
+            self._solo = None
+
     def _ended(self, work: Work) -> None:
         self._crashes.pop(work.turn_id, None)
         # turns that wrote nothing have no commit of their own that ends the claim
         self._partition.submit(WriteSet([(CLAIMS, (work.turn_id,), None)]))
         if self._running is work:
-            if self._solo is not None:
-                self._solo.cancel()
-                self._solo = None
+            self._stop_solo()
             self._running = None
             self._next()
 

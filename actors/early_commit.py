@@ -15,15 +15,45 @@ if TYPE_CHECKING:
     from actors.object_host import ObjectHost
     from actors.turn import Turn
 
-__all__ = ["commit_intent", "earlier_durable", "renew_buffer", "schedule_flush", "sync", "wait_for"]
+__all__ = [
+    "begin_transaction",
+    "commit_intent",
+    "earlier_durable",
+    "end_transaction",
+    "renew_buffer",
+    "schedule_flush",
+    "sync",
+    "wait_for",
+]
 
 
 def renew_buffer(host: ObjectHost) -> None:
+    """What the turns of an interleaved object shared has been handed over: they go on with an empty buffer."""
     if host.interleaved:
-        host.buffer = WriteBuffer()
+        old, host.buffer = host.buffer, WriteBuffer()
         for turn in host.side_turns:
-            if not turn.read_only:
+            if turn.buffer is old:
                 turn.buffer = host.buffer
+
+
+def begin_transaction(host: ObjectHost, turn: Turn) -> bool:
+    """An interleaved turn writes to a buffer of its own while it is in a transaction; True when it begins to.
+
+    What was written before commits first, and other turns do not see what may yet be rolled back.
+    """
+    if turn.buffer is not host.buffer:
+        return False
+    flush(host, host.buffer)
+    turn.buffer = WriteBuffer()
+    return True
+
+
+def end_transaction(host: ObjectHost, turn: Turn) -> None:
+    """The outermost transaction of an interleaved turn has ended: hand over what is left of it."""
+    written, turn.buffer = turn.buffer, host.buffer
+    if turn.running and written.dirty:
+        flush(host, host.buffer)  # other turns wrote it first
+        host.state.hand_over(written.layers[0])
 
 
 def commit_intent(host: ObjectHost, turn: Turn) -> asyncio.Future[None]:
@@ -98,8 +128,7 @@ def schedule_flush(host: ObjectHost) -> None:
 
 def flush_scheduled(host: ObjectHost) -> None:
     host.flush_scheduled = False
-    if len(host.buffer.layers) == 1:
-        flush(host, host.buffer)
+    flush(host, host.buffer)
 
 
 def flush(host: ObjectHost, buffer: WriteBuffer) -> None:
@@ -109,4 +138,4 @@ def flush(host: ObjectHost, buffer: WriteBuffer) -> None:
     if buffer is host.buffer:
         renew_buffer(host)
     else:
-        buffer.layers[:] = WriteBuffer().layers
+        buffer.reset()

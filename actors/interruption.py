@@ -73,6 +73,8 @@ def supersede(host: ObjectHost, turn: Turn) -> None:
     clear_timeout(turn)
     host.ended_bodies.pop(turn, None)
     host.side_turns.discard(turn)
+    host.firing.pop(turn.firing, None)
+    host.section.drop(turn)
     if turn is host.current:
         host.current = None
 

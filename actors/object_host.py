@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from actors import activation, early_commit, interruption, timer_turns
 from actors.address import ObjectId
+from actors.critical_section import CriticalSection
 from actors.current import CURRENT
 from actors.durable_object import ClassInfo, DurableObject
-from actors.errors import CallExpired, TurnOver
+from actors.errors import CallExpired, TransactionClosed, TurnOver
 from actors.logs import log_event
 from actors.object_state import ObjectState
 from actors.object_timers import ObjectTimers
@@ -59,7 +60,9 @@ class ObjectHost:
         self.ended_bodies: dict[Turn, tuple[Any, BaseException | None]] = {}  # bodies that wait for calls they made
         self.buffer = WriteBuffer()  # interleaved turns write here together
         self.flush_scheduled = False
-        self.blocked = 0
+        #: timers that turns of an interleaved class run for, by generation: they look ended to all turns
+        self.firing: dict[int, Turn] = {}
+        self.section = CriticalSection()
         self.rerun: Handle | None = None
         #: a turn of before the last crash must run before all others; it has not come yet
         self.recovering = False
@@ -151,7 +154,7 @@ class ObjectHost:
         if self.recovering and not work.resumed:
             return False
         if self.interleaved:
-            return self.blocked == 0
+            return not self.section.held
         return self.current is None or (isinstance(work, CallWork) and work.method.is_shared)
 
     # --- activation -------------------------------------------------------------------------------
@@ -239,10 +242,14 @@ class ObjectHost:
             error = interruption.timeout_error(self, turn)
         elif error is None and turn.doomed is not None:
             error = turn.doomed
+        unfinished = self._unfinished(turn)
+        error = unfinished if error is None else error
         turn.end()
         if turn is self.current:
             self.current = None
         self.side_turns.discard(turn)
+        self.firing.pop(turn.firing, None)
+        self.section.drop(turn)
         assert turn.work is not None
         self.partition.claims.ended(turn.work)
         if error is None:
@@ -250,6 +257,15 @@ class ObjectHost:
         if error is not None:
             self._failed(turn, error)
         self.pump()
+
+    def _unfinished(self, turn: Turn) -> TransactionClosed | None:
+        """What is left in a transaction that was never ended is not part of the turn, and makes it fail."""
+        is_open = len(turn.buffer.layers) > 1
+        if self.interleaved and not turn.read_only:
+            turn.buffer = self.buffer
+        if is_open:
+            return TransactionClosed(f"{self.id}: the turn returned with a transaction open; leave its `with` block")
+        return None
 
     def calls_settled(self, turn: Turn) -> None:
         """The last outstanding call of the turn has ended."""
@@ -287,6 +303,8 @@ class ObjectHost:
             return None
         entry = work.inbox_entry(reply, settings.max_reply_memory_bytes)
         write_set = self.state.hand_over(turn.buffer.merged(), extra=work.closing_ops(turn), inbox=entry)
+        if work.claimed:
+            self.partition.careful.handed_over(work)
         early_commit.renew_buffer(self)
         write_set.waiters.append(lambda error: self._call_durable(turn, reply, error))
         return None
@@ -307,6 +325,8 @@ class ObjectHost:
         entry = work.inbox_entry(reply, self.partition.settings.max_reply_memory_bytes)
         layer = turn.buffer.merged() if self.interleaved else WriteBuffer().top
         write_set = self.state.hand_over(layer, extra=work.closing_ops(turn), inbox=entry)
+        if work.claimed:
+            self.partition.careful.handed_over(work)
         early_commit.renew_buffer(self)
         write_set.waiters.append(lambda failure: self._call_durable(turn, reply, failure))
 
@@ -351,14 +371,15 @@ class ObjectHost:
 
     @asynccontextmanager
     async def block_concurrency(self) -> AsyncIterator[None]:
-        """No other turn of the object starts until the block is left."""
-        self.reading_turn()
-        self.blocked += 1
+        """No other turn of the object starts until the block is left; blocks run one after the other."""
+        turn = self.reading_turn()
+        await self.section.enter(turn)
         try:
+            turn.check()
             yield
         finally:
-            self.blocked -= 1
-            if not self.blocked:
+            self.section.leave(turn)
+            if not self.section.held:
                 self.partition.loop.call_soon(self.pump)
 
     # --- leaving memory ---------------------------------------------------------------------------

@@ -175,7 +175,7 @@ class ObjectState:
         write_set = WriteSet(ops, guards=guards, lineage=self.lineage, position=self._position, inbox=inbox)
         # read before anything is handed over: what is durable afterwards would hide what is on its way
         directory = self.directory() if layer.timers else {}
-        if layer.kv or layer.timers or layer.cleared:
+        if (layer.kv or layer.timers or layer.cleared) and (self.oid is not None or _keeps_something(layer)):
             oid = self._ensure_oid(ops)
             if layer.cleared:
                 ops.append((KV, (oid,), CLEAR))
@@ -249,3 +249,18 @@ class ObjectState:
         self._directory = None
         self._oid, self._oid_known = None, False
         self.last = None
+
+    def start_deleted(self, deletion: WriteSet) -> None:
+        """The object's rows are being deleted by this write set: begin as if they were gone, and depend on it."""
+        deletion.lineage = self.lineage
+        self._oid, self._oid_known = None, True
+        self._directory = {}
+        self.last = deletion
+        deletion.waiters.append(lambda error: self._ended(deletion, [], None, error))
+
+
+def _keeps_something(layer: Layer) -> bool:
+    """Whether an object that does not exist would exist after these changes."""
+    return any(value is not None for value in layer.kv.values()) or any(
+        row is not None for row in layer.timers.values()
+    )

@@ -151,8 +151,9 @@ class ObjectTimers:
         known, row = turn.buffer.lookup_timer(name)
         if not known:
             row = self._host.directory().get(name)
-        if row is not None and row.generation == turn.firing:
-            return turn.following()  # it has begun, so what is set is what follows it, if anything does
+        firing = self._host.firing.get(row.generation) if row is not None else None
+        if firing is not None:
+            return firing.following()  # it has begun, so what is set is what follows it, if anything does
         return row
 
     def rows(self, turn: Turn) -> Iterator[DirectoryRow]:
@@ -175,7 +176,7 @@ class ObjectTimers:
     def cancel_row(self, turn: Turn, name: str) -> bool:
         if self.row(turn, name) is None:
             return False
-        turn.buffer.top.timers[name] = None
+        turn.buffer.put_timer(name, None)
         turn.wrote()
         return True
 
@@ -196,7 +197,7 @@ class ObjectTimers:
             missed=0,
             spec=spec.to_bytes(),
         )
-        turn.buffer.top.timers[name] = row
+        turn.buffer.put_timer(name, row)
         turn.wrote()
         return row
 

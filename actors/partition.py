@@ -89,6 +89,8 @@ class Partition:
         self.draining = False
         self._connections: set[PartitionConnection] = set()
         self._hosts: dict[tuple[str, str], ObjectHost] = {}
+        #: objects whose deletion is on its way to disk
+        self.deletions: dict[tuple[str, str], WriteSet] = {}
         #: set whenever an object has nothing to do any more
         self.host_idle = asyncio.Event()
         self.admission = Admission(self)
@@ -310,6 +312,9 @@ class Partition:
         host = self._hosts.get(place)
         if host is None:
             host = self._hosts[place] = ObjectHost(self, info, object_id)
+            deletion = self.deletions.get(place)
+            if deletion is not None:
+                host.state.start_deleted(deletion)
             if len(self._hosts) > self.settings.max_active_objects:
                 self._evict_one()
         return host

@@ -27,7 +27,9 @@ def all_but(excluded: Iterable[int], last: int) -> list[int]:
     result: list[int] = []
     low = 1
     for number in sorted(excluded):
-        if low < number <= last:
+        if number > last:
+            break
+        if low < number:
             result += (low, number - 1)
         low = max(low, number + 1)
     if low <= last:

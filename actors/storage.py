@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors import early_commit
 from actors.codec import decode, encode
-from actors.errors import InvalidKey, InvalidOption, Overloaded, TransactionClosed, ValueTooLarge, WriteSetTooLarge
+from actors.errors import InvalidKey, InvalidOption, Overloaded, TransactionClosed, ValueTooLarge
 from actors.write_buffer import Layer
 from timers.schedule import parse_when_ms
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Storage", "Transaction"]
 
 _MISSING: Any = object()
+#: More than any object can have; SQLite refuses numbers of more than 64 bits.
+_MOST_ROWS = 2**60
 
 
 class Transaction:
@@ -51,10 +53,20 @@ class Transaction:
         _reset(self._layer)
 
 
+def _check_bound(name: str, bound: Any) -> None:
+    if not isinstance(bound, str):
+        raise InvalidOption(f"list({name}=...) takes a text, not {type(bound).__name__}")
+    try:
+        bound.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"list({name}={bound!r}) is not valid text: {error.reason}") from error
+
+
 def _reset(layer: Layer) -> None:
     layer.kv.clear()
     layer.timers.clear()
     layer.cleared = False
+    layer.size = 0
     layer.closed = True
 
 
@@ -86,7 +98,7 @@ class Storage:
         turn = self._host.writing_turn()
         self._check_key(key)
         turn.buffer.put(key, self._encode(key, value))
-        self._wrote(turn)
+        turn.wrote()
 
     def delete(self, key: str) -> bool:
         """Remove `key`; whether it was there."""
@@ -95,7 +107,7 @@ class Storage:
         if self._lookup(turn, key) is None:
             return False
         turn.buffer.delete(key)
-        self._wrote(turn)
+        turn.wrote()
         return True
 
     # --- many values ----------------------------------------------------------------------------
@@ -118,7 +130,7 @@ class Storage:
             encoded.append((key, self._encode(key, value)))
         for key, data in encoded:
             turn.buffer.put(key, data)
-        self._wrote(turn)
+        turn.wrote()
 
     def delete_many(self, keys: Iterable[str]) -> int:
         """Remove several keys; how many were there."""
@@ -127,7 +139,7 @@ class Storage:
         for key in there:
             turn.buffer.delete(key)
         if there:
-            self._wrote(turn)
+            turn.wrote()
         return len(there)
 
     def delete_all(self) -> None:
@@ -140,8 +152,8 @@ class Storage:
             raise TransactionClosed("delete_all() can't be part of a transaction: call it outside")
         turn.buffer.clear()
         for row in self._host.timers.rows(turn):
-            turn.buffer.top.timers[row.name] = None
-        self._wrote(turn)
+            turn.buffer.put_timer(row.name, None)
+        turn.wrote()
 
     def list(
         self,
@@ -161,12 +173,14 @@ class Storage:
         """
         turn = self._host.reading_turn()
         for name, bound in (("start", start), ("start_after", start_after), ("end", end), ("prefix", prefix)):
-            if bound is not None and not isinstance(bound, str):
-                raise InvalidOption(f"list({name}=...) takes a text, not {type(bound).__name__}")
+            if bound is not None:
+                _check_bound(name, bound)
         if start is not None and start_after is not None:
             raise InvalidOption("list() takes start or start_after, not both")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise InvalidOption(f"list(limit={limit!r}): must be a whole number of at least 1")
+        if limit is not None:
+            limit = min(limit, _MOST_ROWS)
         rows = self._host.scan_kv(
             turn, start=start, start_after=start_after, end=end, prefix=prefix, reverse=reverse, limit=limit
         )
@@ -210,20 +224,25 @@ class Storage:
         """`with storage.transaction() as txn:` what happens inside commits into the turn, or is undone by an
         exception or by `txn.rollback()`. Nests."""
         turn = self._host.writing_turn()
-        layer = turn.buffer.begin()
-        transaction = Transaction(turn, layer)
+        outermost = early_commit.begin_transaction(self._host, turn)
+        buffer = turn.buffer
+        layer = buffer.begin()
         try:
-            yield transaction
+            yield Transaction(turn, layer)
         except BaseException:
             if not layer.closed:
-                turn.buffer.roll_back_to(layer)
+                buffer.roll_back_to(layer)
                 _reset(layer)
             raise
-        if layer.closed:
-            return
-        if turn.buffer.top is not layer:
-            raise TransactionClosed("transactions must end in the reverse order of their beginning")
-        turn.buffer.commit_top()
+        else:
+            if layer.closed:
+                return
+            if buffer.top is not layer:
+                raise TransactionClosed("transactions must end in the reverse order of their beginning")
+            buffer.commit_top()
+        finally:
+            if outermost:
+                early_commit.end_transaction(self._host, turn)
 
     async def sync(self) -> None:
         """Commit what the turn has written so far, and wait until it is durable.
@@ -246,7 +265,7 @@ class Storage:
         """
         turn = self._host.writing_turn()
         now_ms = self._host.partition.clock.wall_ms()
-        if not self._host.info.has_alarm and not turn.is_activation:
+        if not self._host.info.has_alarm:
             raise InvalidOption(f"{self._host.id.type_name} has no alarm() method, so an alarm could not run")
         self._host.timers.set_alarm(turn, max(parse_when_ms(when, now_ms), now_ms))
 
@@ -274,25 +293,6 @@ class Storage:
                 "split it over several keys"
             )
         return data
-
-    def _wrote(self, turn: Turn) -> None:
-        settings = self._settings
-        buffer = turn.buffer
-        if buffer.size > settings.max_write_set_bytes:
-            turn.doom(
-                WriteSetTooLarge(
-                    f"the turn of {self._host.id} has written {buffer.size:,} bytes, the limit is "
-                    f"{settings.max_write_set_bytes:,}: commit in parts with `await self.storage.sync()`"
-                )
-            )
-        if buffer.operations() > settings.max_write_set_ops:
-            turn.doom(
-                WriteSetTooLarge(
-                    f"the turn of {self._host.id} has made more than {settings.max_write_set_ops:,} writes: "
-                    "commit in parts with `await self.storage.sync()`"
-                )
-            )
-        turn.wrote()
 
     def _checked_keys(self, keys: Iterable[str]) -> Iterator[str]:
         if isinstance(keys, str):

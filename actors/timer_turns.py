@@ -64,6 +64,7 @@ def end_timer_in(host: ObjectHost, turn: Turn, work: TimerWork) -> None:
     """
     if host.interleaved:
         turn.firing = work.row.generation
+        host.firing[turn.firing] = turn
     else:
         turn.buffer.top.timers[work.row.name] = work.following()
 

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from actors import early_commit
 from actors.address import ClassRef, slot_of
 from actors.codec import decode, encode
-from actors.errors import Overloaded, ReadOnlyTurn, ReentrantCall, TurnOver, ValueTooLarge, WrongThread
+from actors.errors import (
+    Overloaded,
+    ReadOnlyTurn,
+    ReentrantCall,
+    TurnOver,
+    ValueTooLarge,
+    WriteSetTooLarge,
+    WrongThread,
+)
 from actors.messages import OK, OK_PICKLED
 from actors.timer_work import TimerWork
 from actors.wire_errors import decode_error
@@ -122,8 +130,8 @@ class Turn:
         self.called: list[tuple[int, bytes]] | None = None
         self.outstanding = 0
         self.calls: set[asyncio.Future[Any]] | None = None
-        #: generation of the timer that this turn of an interleaved class runs for; it looks ended to the turn
-        self.firing: int | None = None
+        #: generation of the timer that this turn of an interleaved class runs for, 0 when it runs for none
+        self.firing = 0
         #: an intent is on its way to disk, so the outcome must be recorded whatever the turn wrote
         self.recorded = False
         self._intent: asyncio.Future[None] | None = None
@@ -184,7 +192,22 @@ class Turn:
         return self.work.following()
 
     def wrote(self) -> None:
-        """Something was put into the buffer."""
+        """Something was put into the buffer. Raises `WriteSetTooLarge`, which also ends the turn."""
+        settings = self.host.partition.settings
+        if self.buffer.size > settings.max_write_set_bytes:
+            self.doom(
+                WriteSetTooLarge(
+                    f"the turn of {self.host.id} has written {self.buffer.size:,} bytes, the limit is "
+                    f"{settings.max_write_set_bytes:,}: commit in parts with `await self.storage.sync()`"
+                )
+            )
+        if self.buffer.operations() > settings.max_write_set_ops:
+            self.doom(
+                WriteSetTooLarge(
+                    f"the turn of {self.host.id} has made more than {settings.max_write_set_ops:,} writes: "
+                    "commit in parts with `await self.storage.sync()`"
+                )
+            )
         if self.host.interleaved:
             early_commit.schedule_flush(self.host)
 

@@ -65,25 +65,52 @@ def timer_ref(oid: int, name: str) -> bytes:
 
 
 class Layer:
-    """Changes since the turn or the transaction began. None marks what was deleted."""
+    """Changes since the turn or the transaction began. None marks what was deleted. `size` is about their bytes."""
 
-    __slots__ = ("cleared", "closed", "kv", "timers")
+    __slots__ = ("cleared", "closed", "kv", "size", "timers")
 
     def __init__(self) -> None:
         self.kv: dict[str, bytes | None] = {}
         self.timers: dict[str, DirectoryRow | None] = {}
         self.cleared = False
         self.closed = False
+        self.size = 0
+
+    def put(self, key: str, value: bytes | None) -> None:
+        kv = self.kv
+        if key in kv:
+            self.size -= len(key) + len(kv[key] or b"")
+        kv[key] = value
+        self.size += len(key) + len(value or b"")
+
+    def put_timer(self, name: str, row: DirectoryRow | None) -> None:
+        old = self.timers.get(name)
+        self.timers[name] = row
+        self.size += (0 if row is None else len(row.spec)) - (0 if old is None else len(old.spec))
+
+    def clear(self) -> None:
+        """Every key is gone: those under this layer, and those that it holds itself."""
+        self.size -= sum(len(key) + len(value or b"") for key, value in self.kv.items())
+        self.kv.clear()
+        self.cleared = True
+
+    def merge(self, layer: Layer) -> None:
+        """Take over the changes of a layer above this one."""
+        if layer.cleared:
+            self.clear()
+        for key, value in layer.kv.items():
+            self.put(key, value)
+        for name, row in layer.timers.items():
+            self.put_timer(name, row)
 
 
 class WriteBuffer:
-    """The layers of one turn, the innermost transaction on top, with running totals for the limits."""
+    """The layers of one turn, the innermost transaction on top."""
 
-    __slots__ = ("layers", "size")
+    __slots__ = ("layers",)
 
     def __init__(self) -> None:
         self.layers: list[Layer] = [Layer()]
-        self.size = 0
 
     @property
     def top(self) -> Layer:
@@ -96,23 +123,28 @@ class WriteBuffer:
             return bool(top.kv or top.timers or top.cleared)
         return any(layer.kv or layer.timers or layer.cleared for layer in self.layers)
 
+    @property
+    def size(self) -> int:
+        """About how many bytes the changes take."""
+        layers = self.layers
+        return layers[0].size if len(layers) == 1 else sum(layer.size for layer in layers)
+
     def operations(self) -> int:
         """How many operations the buffer stands for, at most."""
         return sum(len(layer.kv) + 2 * len(layer.timers) + layer.cleared for layer in self.layers)
 
     def put(self, key: str, value: bytes) -> None:
-        self.layers[-1].kv[key] = value
-        self.size += len(key) + len(value)
+        self.layers[-1].put(key, value)
 
     def delete(self, key: str) -> None:
-        self.layers[-1].kv[key] = None
-        self.size += len(key)
+        self.layers[-1].put(key, None)
 
     def clear(self) -> None:
-        """Everything under this layer, and what it holds itself, is gone."""
-        top = self.layers[-1]
-        top.kv.clear()
-        top.cleared = True
+        """Every key is gone."""
+        self.layers[-1].clear()
+
+    def put_timer(self, name: str, row: DirectoryRow | None) -> None:
+        self.layers[-1].put_timer(name, row)
 
     def lookup(self, key: str) -> tuple[bool, bytes | None]:
         """(known here?, value or None when deleted)."""
@@ -135,7 +167,7 @@ class WriteBuffer:
             return self.layers[0]
         merged = Layer()
         for layer in self.layers:
-            _merge(merged, layer)
+            merged.merge(layer)
         return merged
 
     def begin(self) -> Layer:
@@ -146,7 +178,7 @@ class WriteBuffer:
     def commit_top(self) -> None:
         layer = self.layers.pop()
         layer.closed = True
-        _merge(self.layers[-1], layer)
+        self.layers[-1].merge(layer)
 
     def roll_back_to(self, layer: Layer) -> None:
         """Drop `layer` and every transaction begun inside it."""
@@ -154,10 +186,6 @@ class WriteBuffer:
             self.layers.pop().closed = True
         self.layers.pop().closed = True
 
-
-def _merge(into: Layer, layer: Layer) -> None:
-    if layer.cleared:
-        into.kv.clear()
-        into.cleared = True
-    into.kv.update(layer.kv)
-    into.timers.update(layer.timers)
+    def reset(self) -> None:
+        """Nothing is in it any more."""
+        self.layers[:] = [Layer()]

@@ -42,14 +42,18 @@ class Alarm:
         """Wake at `due_ms` unless an earlier wake is armed already. None arms nothing."""
         if due_ms is None or self._stopped or (self.armed_ms is not None and self.armed_ms <= due_ms):
             return
-        if self._handle is not None:
-            self._handle.cancel()
+        self._disarm()
         self.armed_ms = due_ms
         self._handle = self._clock.call_at(due_ms, self._wake)
 
-    def _wake(self) -> None:
-        self._handle = None
+    def _disarm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
         self.armed_ms = None
+
+    def _wake(self) -> None:
+        self._disarm()
         if not self._stopped:
             self._fire()
 
@@ -58,16 +62,21 @@ class Alarm:
             self._poll_handle = self._clock.call_later(self._poll_ms, self._poll)
 
     def _poll(self) -> None:
+        self._schedule_poll()  # first: a look that fails must not be the last one
         due_ms = self._earliest_ms()
-        if due_ms is not None and due_ms <= self._clock.wall_ms():
+        now_ms = self._clock.wall_ms()
+        # A clock step can bring the instant of a wake that still waits in monotonic time, and bars later ones.
+        overtaken = self.armed_ms is not None and self.armed_ms <= now_ms
+        if overtaken:
+            self._disarm()
+        if overtaken or (due_ms is not None and due_ms <= now_ms):
             self._fire()
         else:
             self.arm(due_ms)
-        self._schedule_poll()
 
     def stop(self) -> None:
         """Arm nothing and call nobody from now on."""
         self._stopped = True
-        for handle in (self._handle, self._poll_handle):
-            if handle is not None:
-                handle.cancel()
+        self._disarm()
+        if self._poll_handle is not None:
+            self._poll_handle.cancel()

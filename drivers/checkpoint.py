@@ -37,7 +37,7 @@ class Checkpointer:
                         continue
                     if connection is None:
                         connection = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
-                        # closing the last connection must not be what copies a long log back
+                        # it never writes rows, and checkpoints only when told to
                         connection.execute("PRAGMA wal_autocheckpoint = 0")
                     connection.execute(sql.CHECKPOINT_PASSIVE).fetchall()
                 except (sqlite3.Error, OSError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drivers.errors import PartitionBusy, UnsupportedFilesystem
 
-__all__ = ["FileLock", "check_filesystem", "fsync_directory", "partition_directory"]
+__all__ = ["FileLock", "check_filesystem", "fsync_directory", "make_directory", "partition_directory"]
 
 #: How often a waiting opener looks whether the holder is gone.
 _LOCK_POLL_S = 0.05
@@ -46,6 +46,14 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory and those above it that are missing, durably; no error when it is there."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        fsync_directory(made.parent)
 
 
 def filesystem_type(path: Path, mounts: str = "/proc/self/mounts") -> str | None:
@@ -92,8 +100,16 @@ class FileLock:
     def acquire(self, wait_ms: int = 0) -> None:
         """Take the lock, waiting up to `wait_ms`. Raises `PartitionBusy`, naming the holder."""
         name = str(self.path.resolve())
-        if name in self._held:  # record locks do not exclude openers in one process; this does
+        # Record locks do not exclude openers in one process; this does, also for two threads at the same moment.
+        if name in self._held or self._held.setdefault(name, self) is not self:
             raise PartitionBusy(f"{self.path} is already open in this process (pid {os.getpid()}). Stop it first.")
+        try:
+            self._descriptor = self._lock(wait_ms)
+        except BaseException:
+            del self._held[name]
+            raise
+
+    def _lock(self, wait_ms: int) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + wait_ms / 1_000
@@ -115,8 +131,7 @@ class FileLock:
             time.sleep(_LOCK_POLL_S)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        self._descriptor = descriptor
-        self._held[name] = self
+        return descriptor
 
     def release(self) -> None:
         """Give the lock up; no error when it is not held."""

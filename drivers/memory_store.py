@@ -9,7 +9,7 @@ from sortedcontainers import SortedDict
 
 from drivers.errors import Fenced, StoreClosed
 from drivers.store import Counters, Header, PendingWrites
-from drivers.tables import DIRECTORY, OBJECTS, TABLES, TIMERS, Clear, Key, Op, Values
+from drivers.tables import DIRECTORY, OBJECTS, TABLES, TIMERS, Key, Op, Values
 
 __all__ = ["MemoryData", "MemoryStore"]
 
@@ -20,6 +20,8 @@ class MemoryData:
     def __init__(self, cluster_id: str, partition_id: int) -> None:
         self.header = Header(cluster_id, partition_id, 0, 0, 0, 1, True)
         self.tables: dict[str, SortedDict] = {name: SortedDict() for name in TABLES}
+        #: (class, key) -> oid: what the unique index of the objects table is in a file
+        self.names: dict[tuple[str, str], int] = {}
 
 
 class MemoryStore:
@@ -72,11 +74,11 @@ class MemoryStore:
             if key[:size] != prefix:
                 break
             rest = key[size:]
-            if start_after is not None and rest[: len(start_after)] <= start_after:
+            if start_after and rest[: len(start_after)] <= start_after:
                 continue
-            if start is not None and rest[: len(start)] < start:
+            if start and rest[: len(start)] < start:
                 continue
-            if end is not None and rest[: len(end)] >= end:
+            if end and rest[: len(end)] >= end:
                 break
             found.append(key + rows[key])
             if limit is not None and not reverse and len(found) >= limit:
@@ -86,10 +88,8 @@ class MemoryStore:
         return found if limit is None else found[:limit]
 
     def find_object(self, class_name: str, key: str) -> int | None:
-        for (oid,), (_slot, name, object_key) in self._table(OBJECTS).items():
-            if name == class_name and object_key == key:
-                return int(oid)
-        return None
+        self._table(OBJECTS)  # raises when closed
+        return self._data.names.get((class_name, key))
 
     def list_objects(
         self, class_name: str, prefix: str, after: str | None, limit: int
@@ -105,11 +105,17 @@ class MemoryStore:
         return min((row[3] for row in self.scan(DIRECTORY, (oid,))), default=None)
 
     def lanes(self) -> list[int]:
-        return sorted({key[0] for key in self._table(TIMERS)})
+        rows = self._table(TIMERS)
+        lanes: list[int] = []
+        key = next(rows.irange(), None)
+        while key is not None:
+            lanes.append(key[0])
+            key = next(rows.irange(minimum=(key[0] + 1,)), None)  # skips from lane to lane, as the SQL does
+        return lanes
 
     def next_due_ms(self, lane: int | None = None, after_ms: int | None = None) -> int | None:
         lanes = self.lanes() if lane is None else [lane]
-        after = None if after_ms is None else (after_ms,)
+        after = None if after_ms is None or lane is None else (after_ms,)
         firsts = [self.scan(TIMERS, (each,), start_after=after, limit=1) for each in lanes]
         return min((int(rows[0][1]) for rows in firsts if rows), default=None)
 
@@ -131,17 +137,11 @@ class MemoryStore:
         if data.header.epoch != self._header.epoch:
             raise Fenced(f"partition {self._header.partition_id}: epoch {self._header.epoch} is over")
         for table, prefix in self._pending.clears:
-            rows = self._table(table)
-            for key in [key for key in rows.irange(minimum=prefix) if key[: len(prefix)] == prefix]:
-                del rows[key]
+            for row in self.scan(table, prefix):
+                self._change(table, row[: len(TABLES[table].key)], None)
         for table, changes in self._pending.rows.items():
-            rows = self._table(table)
             for key, values in changes.items():
-                if values is None:
-                    rows.pop(key, None)
-                else:
-                    assert not isinstance(values, Clear)
-                    rows[key] = values
+                self._change(table, key, values)
         self._pending.discard()
         self._commit_seq += 1
         counters = self.counters
@@ -153,6 +153,18 @@ class MemoryStore:
             clean=self._clean,
         )
         return self._commit_seq
+
+    def _change(self, table: str, key: Key, values: Values | None) -> None:
+        rows = self._table(table)
+        old = rows.pop(key, None) if values is None else rows.get(key)
+        if values is not None:
+            rows[key] = values
+        if table == OBJECTS:
+            names = self._data.names
+            if old is not None and names.get(old[1:]) == key[0]:
+                del names[old[1:]]
+            if values is not None:
+                names[values[1:]] = key[0]
 
     def rollback(self) -> None:
         self._pending.discard()

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from drivers.checkpoint import Checkpointer
 from drivers.clock import Clock, SystemClock
+from drivers.errors import DataMissing
 from drivers.executor import Executor, InlineExecutor, ThreadExecutor
-from drivers.files import FileLock, check_filesystem, fsync_directory, partition_directory
+from drivers.files import FileLock, check_filesystem, make_directory, partition_directory
 from drivers.memory_store import MemoryData, MemoryStore
 from drivers.sqlite_store import SqliteStore
 from drivers.store import Store
@@ -100,23 +101,20 @@ class NativeDriver:
             data = self._memory.setdefault(partition, MemoryData(cluster_id, partition))
             return _LockedStore(MemoryStore(data), None)
         directory = partition_directory(data_dir, partition)
+        check_filesystem(directory)
         if create:
-            check_filesystem(data_dir)
-            directory.mkdir(parents=True, exist_ok=True)
-            fsync_directory(directory.parent)
-        elif not directory.exists():
-            directory.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory / "partition.lock") if directory.exists() else None
-        if lock is not None:
-            lock.acquire(self._lock_wait_ms)
+            make_directory(directory)
+        elif not directory.exists():  # nothing is made here: the disk that belongs in this place may be away
+            raise DataMissing(f"partition {partition}: {directory} does not exist. Mount its disk or bring it back.")
+        lock = FileLock(directory / "partition.lock")
+        lock.acquire(self._lock_wait_ms)
         try:
             path = directory / PARTITION_FILE
             if create and not path.exists():
                 SqliteStore.create(path, cluster_id, partition)
             store = self._open_file(path, cluster_id, partition, min_commit_seq)
         except BaseException:
-            if lock is not None:
-                lock.release()
+            lock.release()
             raise
         return _LockedStore(store, lock)
 

@@ -124,8 +124,9 @@ def m001_first_tables(db: Database) -> None:
             db.execute(statement)
 
 
-def check_schema(db: Database, path: Path | str) -> None:
-    """Raise `SchemaTooNew` when the file was written by a newer Mainspring. Reads only."""
+def check_schema(db: Database, path: Path | str) -> int:
+    """The file's schema version. Raises `SchemaTooNew` when a newer Mainspring wrote it. Reads only."""
+    version: int
     (version,) = db.execute("PRAGMA user_version").fetchone()
     known = {migration.name for migration in partition_migrations._migrations}
     applied = {migration.name for migration in partition_migrations.applied(db)}
@@ -134,10 +135,14 @@ def check_schema(db: Database, path: Path | str) -> None:
             f"{path} has schema version {version} ({', '.join(sorted(applied - known)) or 'no unknown migrations'}), "
             f"this Mainspring knows up to {SCHEMA_VERSION}. Upgrade Mainspring before opening it; nothing was changed."
         )
+    return version
 
 
 def migrate(db: Database, path: Path | str) -> None:
-    """Bring the file to this version's schema. Raises `SchemaTooNew` before any write."""
-    check_schema(db, path)
-    partition_migrations.apply(db)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    """Bring the file to this version's schema; one that has it is not written to. Raises `SchemaTooNew` before any
+    write."""
+    version = check_schema(db, path)
+    if partition_migrations.pending(db):
+        partition_migrations.apply(db)
+    if version != SCHEMA_VERSION:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

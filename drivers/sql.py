@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from drivers.tables import TABLES, TableSpec
 
 __all__ = [
@@ -24,6 +26,10 @@ __all__ = [
     "ROLLBACK",
     "TAKE_EPOCH",
     "TOUCH_HEADER",
+    "clear_sql",
+    "delete_sql",
+    "get_sql",
+    "put_sql",
     "scan_sql",
 ]
 
@@ -64,23 +70,34 @@ def _where_key(spec: TableSpec) -> str:
     return " AND ".join(f"{column} = ?" for column in spec.key)
 
 
-def _put(spec: TableSpec) -> str:
+def put_sql(spec: TableSpec) -> str:
+    """Put a row: all columns, in schema order."""
     marks = ", ".join("?" * len(spec.columns))
     return f"INSERT OR REPLACE INTO {spec.name} ({', '.join(spec.columns)}) VALUES ({marks})"
 
 
-PUT_SQL = {name: _put(spec) for name, spec in TABLES.items()}
-GET_SQL = {
-    name: f"SELECT {', '.join(spec.values)} FROM {name} WHERE {_where_key(spec)}" for name, spec in TABLES.items()
-}
-DELETE_SQL = {name: f"DELETE FROM {name} WHERE {_where_key(spec)}" for name, spec in TABLES.items()}
-CLEAR_SQL = {
-    (name, size): f"DELETE FROM {name} WHERE " + (" AND ".join(f"{c} = ?" for c in spec.key[:size]) or "1")
-    for name, spec in TABLES.items()
-    for size in range(len(spec.key) + 1)
-}
+def get_sql(spec: TableSpec) -> str:
+    """The value columns of the row with this key."""
+    return f"SELECT {', '.join(spec.values)} FROM {spec.name} WHERE {_where_key(spec)}"
 
 
+def delete_sql(spec: TableSpec) -> str:
+    """Delete the row with this key."""
+    return f"DELETE FROM {spec.name} WHERE {_where_key(spec)}"
+
+
+def clear_sql(spec: TableSpec, size: int) -> str:
+    """Delete the rows with these first `size` key columns."""
+    return f"DELETE FROM {spec.name} WHERE " + (" AND ".join(f"{column} = ?" for column in spec.key[:size]) or "1")
+
+
+PUT_SQL = {name: put_sql(spec) for name, spec in TABLES.items()}
+GET_SQL = {name: get_sql(spec) for name, spec in TABLES.items()}
+DELETE_SQL = {name: delete_sql(spec) for name, spec in TABLES.items()}
+CLEAR_SQL = {(name, size): clear_sql(spec, size) for name, spec in TABLES.items() for size in range(len(spec.key) + 1)}
+
+
+@lru_cache(maxsize=1_024)  # there are a few dozen shapes; building the text costs as much as a short scan
 def scan_sql(table: str, prefix: int, start: int, start_after: int, end: int, reverse: bool, limited: bool) -> str:
     """A range scan in key order: each number says how many key columns that bound gives."""
     spec = TABLES[table]

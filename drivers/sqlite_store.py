@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sqlite_utils import Database
 
 from drivers import sql
-from drivers.errors import DataMissing, DataRolledBack, Fenced, StoreClosed, WrongPartition
+from drivers.errors import DataMissing, DataRolledBack, Fenced, PartitionBusy, StoreClosed, WrongPartition
 from drivers.files import fsync_directory
 from drivers.schema import check_schema, migrate
 from drivers.store import Counters, Header, PendingWrites
@@ -19,24 +20,37 @@ from drivers.tables import Key, Op, Values
 
 __all__ = ["SqliteStore", "is_disk_full"]
 
-_SQLITE_FULL = 13  # sqlite3.SQLITE_FULL exists from Python 3.11 on
+# sqlite3.SQLITE_FULL and its like exist from Python 3.11 on
+_SQLITE_BUSY = 5
+_SQLITE_FULL = 13
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "off": "OFF"}
 #: Pages of cache per connection: 16 MiB of 4 KiB pages keeps the working set of a partition in memory.
 _CACHE_KIB = 16 * 1024
+#: Readers never wait for the writer in WAL mode. What they can meet (another process recovers the log) is over soon,
+#: and they run on the loop, which must not stand still for the writer's busy timeout.
+_READER_TIMEOUT_MS = 1_000
 
 
 def is_disk_full(error: BaseException) -> bool:
     """True for SQLITE_FULL, which is certain: nothing of the transaction was applied."""
+    return _is(error, _SQLITE_FULL, "disk is full")
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return _is(error, _SQLITE_BUSY, "database is locked")
+
+
+def _is(error: BaseException, primary_code: int, message: str) -> bool:
     code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
     if code is not None:
-        return bool(code & 0xFF == sqlite3.SQLITE_FULL) if hasattr(sqlite3, "SQLITE_FULL") else code & 0xFF == 13
-    return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)
+        return bool(code & 0xFF == primary_code)
+    return isinstance(error, sqlite3.OperationalError) and message in str(error)
 
 
 def _connect(
-    path: Path, busy_timeout_ms: int, factory: type[sqlite3.Connection] = sqlite3.Connection
+    path: Path, busy_timeout_ms: int, factory: type[sqlite3.Connection] = sqlite3.Connection, mode: str = "rw"
 ) -> sqlite3.Connection:
-    uri = f"{path.resolve().as_uri()}?mode=rw"
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
     connection = sqlite3.connect(
         uri,
         uri=True,
@@ -72,7 +86,8 @@ class SqliteStore:
         """Make an empty partition file and sync it and its directory. Raises FileExistsError when there is one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".new")
-        draft.unlink(missing_ok=True)
+        for leftover in (draft, *(draft.with_name(draft.name + end) for end in ("-journal", "-wal", "-shm"))):
+            leftover.unlink(missing_ok=True)  # of a creator that died half-way
         connection = sqlite3.connect(draft, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode = DELETE")
@@ -102,15 +117,16 @@ class SqliteStore:
         """Open an existing file, check that it is the right one, and take the next epoch, durably.
 
         Raises `DataMissing`, `WrongPartition`, `DataRolledBack`, `SchemaTooNew`; nothing is written before the checks.
+        Raises `PartitionBusy` when another connection keeps the file locked for `busy_timeout_ms`.
         """
         if not path.exists():
             raise DataMissing(
                 f"partition {partition_id}: {path} does not exist. Bring the file back (or mount its disk); "
                 "the partition looks again by itself and never starts empty."
             )
+        header = cls._check(path, cluster_id, partition_id, min_commit_seq)
         writer = _connect(path, busy_timeout_ms, writer_factory)
         try:
-            header = cls._check(writer, path, cluster_id, partition_id, min_commit_seq)
             writer.execute("PRAGMA journal_mode = WAL")
             writer.execute("PRAGMA wal_autocheckpoint = 0")
             migrate(Database(writer), path)
@@ -119,28 +135,33 @@ class SqliteStore:
             if writer.execute(sql.TAKE_EPOCH, (header.epoch,)).rowcount != 1:
                 raise Fenced(f"partition {partition_id}: another owner took {path} while it was being opened")
             writer.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
-            reader = _connect(path, busy_timeout_ms)
+            reader = _connect(path, _READER_TIMEOUT_MS)
             reader.execute("PRAGMA query_only = ON")
-        except BaseException:
+        except BaseException as error:
             writer.close()
+            if isinstance(error, sqlite3.OperationalError) and _is_busy(error):
+                raise PartitionBusy(
+                    f"partition {partition_id}: {path} is locked by another process (or another connection of this "
+                    "one). Stop it, or wait until it ends; two owners of one partition are never allowed."
+                ) from error
             raise
         store = cls(path, writer, reader, header.with_epoch(header.epoch + 1))
         store.was_clean = header.clean
         return store
 
     @staticmethod
-    def _check(
-        connection: sqlite3.Connection,
-        path: Path,
-        cluster_id: str | None,
-        partition_id: int,
-        min_commit_seq: int,
-    ) -> Header:
-        check_schema(Database(connection), path)
+    def _check(path: Path, cluster_id: str | None, partition_id: int, min_commit_seq: int) -> Header:
+        # Read-only: closing the last writable connection would copy the log back, into a file that may not be ours.
+        connection = _connect(path, _READER_TIMEOUT_MS, mode="ro")
         try:
+            check_schema(Database(connection), path)
             row = connection.execute(sql.READ_HEADER).fetchone()
-        except sqlite3.OperationalError as error:
-            raise WrongPartition(f"{path} is not a partition file ({error})") from error
+        except sqlite3.DatabaseError as error:
+            if _is_busy(error):
+                raise PartitionBusy(f"partition {partition_id}: {path} is locked by another process") from error
+            raise WrongPartition(f"{path} is not a partition file, or it is damaged ({error})") from error
+        finally:
+            connection.close()
         if row is None:
             raise WrongPartition(f"{path} has no partition header")
         owner, number, epoch, commit_seq, generation, next_id, clean = row
@@ -248,25 +269,25 @@ class SqliteStore:
 
     def flush(self, max_rows: int | None = None) -> bool:
         pending = self._pending
-        execute, executemany = self._writer.execute, self._writer.executemany
-        for table, prefix in pending.clears:
-            execute(sql.CLEAR_SQL[table, len(prefix)], prefix)
-        pending.clears.clear()
+        executemany = self._writer.executemany
+        if pending.clears:
+            for table, prefix in pending.clears:
+                self._writer.execute(sql.CLEAR_SQL[table, len(prefix)], prefix)
+            pending.clears.clear()
         left = max_rows
         for table in list(pending.rows):
             rows = pending.rows[table]
             if left is not None and len(rows) > left:
-                chunk = [(key, rows.pop(key)) for key in list(rows)[:left]]
+                chunk = {key: rows.pop(key) for key in list(islice(rows, left))}
             else:
-                chunk = list(rows.items())
+                chunk = rows
                 del pending.rows[table]
             # Sorted, so that neighbours share pages: fewer page visits and a smaller WAL.
-            puts = sorted(key + values for key, values in chunk if values is not None)
+            puts = sorted([key + values for key, values in chunk.items() if values is not None])
             if puts:
                 executemany(sql.PUT_SQL[table], puts)
-            deletes = sorted(key for key, values in chunk if values is None)
-            if deletes:
-                executemany(sql.DELETE_SQL[table], deletes)
+            if len(puts) < len(chunk):
+                executemany(sql.DELETE_SQL[table], sorted([key for key, values in chunk.items() if values is None]))
             if left is not None:
                 left -= len(chunk)
                 if left <= 0:
@@ -313,9 +334,11 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        self.rollback()
-        self._reader.close()
-        self._writer.close()
+        try:
+            self.rollback()
+        finally:
+            self._reader.close()
+            self._writer.close()
 
 
 def prefix_end(prefix: str) -> str | None:

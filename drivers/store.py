@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from drivers.tables import Clear, Key, Op, Values
+from drivers.tables import CLEAR, Key, Op, Values
 
 __all__ = ["Counters", "Header", "PendingWrites", "Store"]
 
@@ -83,7 +83,7 @@ class Store(Protocol):
         """Rows (key + value columns) whose key starts with `prefix`, in key order.
 
         `start`, `start_after` and `end` (exclusive) are key tuples, possibly shorter than the key, compared as
-        tuples after the prefix.
+        tuples after the prefix; an empty one bounds nothing.
         """
         ...
 
@@ -98,7 +98,7 @@ class Store(Protocol):
     def lanes(self) -> list[int]: ...
 
     def next_due_ms(self, lane: int | None = None, after_ms: int | None = None) -> int | None:
-        """Earliest due time (of one lane, strictly after `after_ms`), or None."""
+        """Earliest due time, of one lane when it is given, and there strictly after `after_ms`; or None."""
         ...
 
     # the open transaction
@@ -141,13 +141,13 @@ class PendingWrites:
     def add(self, ops: Iterable[Op]) -> None:
         rows = self.rows
         for table, key, values in ops:
-            if isinstance(values, Clear):
+            if values is CLEAR:  # there is only one; compared as an object because this loop is hot
                 self._clear(table, key)
                 continue
             pending = rows.get(table)
             if pending is None:
                 pending = rows[table] = {}
-            pending[key] = values
+            pending[key] = values  # type: ignore[assignment]  # not CLEAR
 
     def _clear(self, table: str, prefix: Key) -> None:
         # Clears run before the rows gathered after them: what was gathered earlier for the prefix is dropped here.

@@ -61,8 +61,12 @@ class Ticker:
         """Run what is due now. While a tick runs, another one follows it."""
         if self._stopped:
             return
-        self.alarm.arm(self._user_tick())
-        if not self._engine_has_work():
+        try:
+            self.alarm.arm(self._user_tick())
+            if not self._engine_has_work():
+                return
+        except Exception:
+            self._failed()
             return
         if self._running is not None:
             self._again = True
@@ -85,13 +89,16 @@ class Ticker:
             )
             self.alarm.arm(report.next_wake_ms)
         except Exception:
-            logger.exception("a tick failed; it is tried again", extra={"event": "tick_failed"})
-            self.alarm.arm(self._clock.wall_ms() + TICK_ERROR_DELAY_MS)
+            self._failed()
         finally:
             self._running = None
             if self._again:
                 self._again = False
                 self.tick()
+
+    def _failed(self) -> None:
+        logger.exception("a tick failed; it is tried again", extra={"event": "tick_failed"})
+        self.alarm.arm(self._clock.wall_ms() + TICK_ERROR_DELAY_MS)
 
     def _earliest_ms(self) -> int | None:
         return self._store.next_due_ms()

@@ -9,6 +9,7 @@ from drivers.group_commit import GroupCommitter
 from drivers.store import Store
 from drivers.tables import TIMERS, Key
 from timers.batch import Batch, Outcome
+from timers.firing import MAX_TIME_MS
 from timers.rows import USER_LANE, MalformedTimer, Row, TimerKey, TimerRow
 
 __all__ = ["CommittingTimerStore", "read_timer"]
@@ -49,9 +50,8 @@ class CommittingTimerStore:
     async def scan_due(
         self, lane: int, now_ms: int, after: TimerKey | None, limit: int
     ) -> Sequence[TimerRow | MalformedTimer]:
-        rows = self._store.scan(
-            TIMERS, (lane,), start_after=None if after is None else after[1:], end=(now_ms + 1,), limit=limit
-        )
+        end = (now_ms + 1,) if now_ms < MAX_TIME_MS else None  # the columns can't hold more
+        rows = self._store.scan(TIMERS, (lane,), start_after=None if after is None else after[1:], end=end, limit=limit)
         return [read_timer(row) for row in rows]
 
     async def next_due_ms(self, lane: int, after_ms: int) -> int | None:

@@ -74,3 +74,6 @@ __all__ = [
     "run_due",
     "run_due_with_state",
 ]
+
+#: Lets `actors` tell this package from another one of the same plain name.
+__mainspring__ = True

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from actors import Runtime
 from examples.package_registry.calls import Caller, percentile
 from examples.package_registry.hosting import Hosting, host_locally, host_on_ray
 from examples.package_registry.ingest import Environment, read_environment
@@ -71,6 +73,12 @@ def plan_passes(environment: Environment, min_calls: int) -> int:
 # --- running ------------------------------------------------------------------------------------------
 
 
+def _host(directory: Path, partitions: int, *, local: bool) -> AbstractAsyncContextManager[Hosting]:
+    if local:
+        return host_locally(directory, partitions)
+    return host_on_ray(Runtime.start(directory, partitions, name="package-registry"))
+
+
 async def run(host: AbstractAsyncContextManager[Hosting], plan: Plan) -> Result:
     """Ingest, wait for the expiries, read everything back, and report."""
     async with host as hosting:
@@ -113,7 +121,7 @@ async def _chaos(hosting: Hosting, tally: Tally, plan: Plan) -> AsyncIterator[li
         for number in range(plan.kills):
             await tally.reached(plan.files * (number + 1) // (plan.kills + 1))
             done.append(await hosting.kill(number % hosting.partitions))
-            console.print(f"[red]{done[-1]}[/red]")
+            console.print(f"[red]{done[-1]}[/red]", highlight=False, soft_wrap=True)
 
     killing = asyncio.ensure_future(kill_all())
     try:
@@ -186,7 +194,7 @@ def _report(checks: Sequence[Check]) -> bool:
     """Print what is off, or that nothing is; whether all counts hold."""
     wrong = [check for check in checks if not check.holds]
     for check in wrong:
-        console.print(f"[bold red]OFF[/bold red] {check}", highlight=False, markup=True)
+        console.print(f"[bold red]OFF[/bold red] {check}", highlight=False, soft_wrap=True)
     if not wrong:
         console.print(f"[bold green]verified[/bold green]: all {len(checks)} counts are what was read from the input")
     return not wrong
@@ -223,14 +231,16 @@ def main(
     run_id = uuid.uuid4().hex[:8]
     repositories = tuple(f"{run_id}-{number}" for number in range(plan_passes(environment, min_calls)))
     plan = Plan(repositories, environment, timedelta(milliseconds=ttl_ms), in_flight, kills if chaos else 0)
+    if chaos and not local:
+        console.print("Ray will have something to say about each process that is killed; that is as it should be")
     console.print(
         f"read {len(environment.distributions):,} distributions, {plan.files // len(repositories):,} files; left out: "
-        f"{environment.without_hash:,} without a hash in RECORD, {environment.missing:,} not on disk"
+        f"{environment.without_hash:,} without a hash in RECORD, {environment.missing:,} not on disk",
+        soft_wrap=True,
     )
     with tempfile.TemporaryDirectory(prefix="package-registry-") as temporary:
         directory = data if data is not None else Path(temporary)
-        host = host_locally(directory, partitions) if local else host_on_ray(directory, partitions)
-        result = asyncio.run(run(host, plan))
+        result = uvloop.run(run(_host(directory, partitions, local=local), plan))
     if not _report(result.checks):
         raise typer.Exit(1)
 

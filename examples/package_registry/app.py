@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from actors.durable_object import DurableObject, shared
-from actors.errors import Rejected
-from actors.object_timers import TimerInfo
+from actors import DurableObject, Rejected, TimerInfo, shared
 
 __all__ = ["Author", "Release", "Upload", "UploadExpired", "UploadRefused"]
 

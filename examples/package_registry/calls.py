@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from actors.namespace import Method
 
-__all__ = ["Caller", "percentile"]
+__all__ = ["Caller", "all_of", "percentile"]
 
 
 class Caller:
@@ -36,7 +37,7 @@ class Caller:
                 self.seconds.append(time.perf_counter() - began)
 
 
-async def all_of(work: Iterable[Coroutine[Any, Any, Any] | Awaitable[Any]]) -> None:
+async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
     """Run everything to its end, then raise the first error there was."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -47,5 +48,5 @@ def percentile(values: list[float], percent: float) -> float:
     """The smallest value that at least `percent` of all values do not exceed; 0 when there is none."""
     if not values:
         return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100) - 1).__trunc__())]
+    rank = math.ceil(len(values) * percent / 100)
+    return sorted(values)[max(rank, 1) - 1]

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from actors.namespace import Namespace
-from actors.runtime import Runtime
+from actors import Namespace, Runtime
 from actors.testing import LocalRuntime, SystemClock
 from examples.package_registry.app import Author, Release, Upload
 from examples.package_registry.uploads import Namespaces
@@ -84,9 +83,9 @@ def _namespaces(of: _NamespaceOf) -> Namespaces:
 
 
 @asynccontextmanager
-async def host_on_ray(data_dir: Path, partitions: int | None) -> AsyncIterator[Hosting]:
-    """Start a local Ray with the registry in it, and stop both at the end."""
-    async with await asyncio.to_thread(Runtime.start, data_dir, partitions, name="package-registry") as runtime:
+async def host_on_ray(runtime: Runtime) -> AsyncIterator[Hosting]:
+    """The registry in a runtime that has been started, which is stopped at the end."""
+    async with runtime:
         yield await asyncio.to_thread(_RayHosting, runtime)
 
 

@@ -24,6 +24,6 @@ def session_key(repository: str, distribution: Distribution, file: File, attempt
     return f"{release_key(repository, distribution)}/{file.path}#{attempt}"
 
 
-def left_unfinished(session: str) -> bool:
-    """Whether this first session of a file is left alone after its first part. Depends on the key alone."""
-    return zlib.crc32(session.encode()) % _ONE_LEFT_OF == 0
+def left_unfinished(distribution: Distribution, file: File) -> bool:
+    """Whether the first session of this file is left alone after its first part. The same in every run."""
+    return zlib.crc32(f"{distribution.release}/{file.path}".encode()) % _ONE_LEFT_OF == 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 
-from actors.namespace import Namespace
+from actors import Namespace
 from examples.package_registry.app import UploadExpired, UploadRefused
 from examples.package_registry.calls import Caller, all_of
 from examples.package_registry.ingest import Distribution, Environment, File
@@ -97,7 +97,8 @@ class Uploader:
                 session = session_key(repository, distribution, file, attempt)
                 if attempt > MAX_ATTEMPTS:
                     raise UploadExpired(f"{session}: every session before it expired during the upload")
-                if await self._session(session, release, file, leave=attempt == 1 and left_unfinished(session)):
+                leave = attempt == 1 and left_unfinished(distribution, file)
+                if await self._session(session, release, file, leave=leave):
                     break
         self.tally.file_done()
         self._progress()

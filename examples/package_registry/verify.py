@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.namespace import Namespace
+from actors import Namespace
 from examples.package_registry.app import Session
 from examples.package_registry.calls import Caller, all_of
 from examples.package_registry.ingest import Distribution, Environment

@@ -40,7 +40,9 @@ steps = st.one_of(
 
 class Schedule:
     def __init__(self) -> None:
-        self.world = World(PARTITIONS, {"max_waiting": 2}, max_in_flight_calls=4, call_timeout_ms=300_000, call_memory_ms=600_000)
+        self.world = World(
+            PARTITIONS, {"max_waiting": 2}, max_in_flight_calls=4, call_timeout_ms=300_000, call_memory_ms=600_000
+        )
         self.calls: list[tuple[str, int, asyncio.Future[int]]] = []
 
     async def step(self, name: str, *given: object) -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from drivers.executor import InlineExecutor
+from drivers.group_commit import GroupCommitter
+from drivers.tables import TableSpec
+from drivers.timer_store import CommittingTimerStore
 from tests.support.manual_clock import ManualClock
+from tests.support.stores import PLACES, extra_table
 from tests.support.timer_memory import MemoryTimerStore
 from timers.batch import Batch, Outcome, Put
 from timers.engine import TimerStore
 from timers.rows import MalformedTimer, Row, TimerKey, TimerRow
 
 R = TypeVar("R", bound=Row)
-
-#: Every store that must keep the engine's rules, by name: the parameters of the `inner_store` fixture.
-TIMER_STORES: dict[str, Callable[[ManualClock], TimerStore]] = {
-    "plain": lambda clock: MemoryTimerStore(clock.wall_ms),
-}
-
-
-def make_timer_store(clock: ManualClock, name: str = "plain") -> TimerStore:
-    """An empty store whose own clock is `clock`."""
-    return TIMER_STORES[name](clock)
+NOTES = TableSpec("notes", ("name",), ("count",))
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,45 @@ class Note:
     @classmethod
     def from_columns(cls, key: tuple[Any, ...], values: tuple[Any, ...]) -> Note:
         return cls(*key, *values)
+
+
+def make_timer_store(clock: ManualClock) -> TimerStore:
+    """An empty store whose own clock is `clock`: the plainest one."""
+    return MemoryTimerStore(clock.wall_ms)
+
+
+@contextmanager
+def _plain_store(clock: ManualClock) -> Iterator[TimerStore]:
+    yield make_timer_store(clock)
+
+
+@contextmanager
+def _real_store(kind: str, clock: ManualClock) -> Iterator[TimerStore]:
+    """A partition's store as its ticker sees it, through the group commit, with a table for the notes."""
+
+    def fatal(error: BaseException) -> None:
+        raise AssertionError("the committer ended") from error
+
+    with extra_table(NOTES):
+        place = PLACES[kind]()
+        place.add_table(NOTES)
+        store = place.open()
+        committer = GroupCommitter(store, InlineExecutor(), wall_ms=clock.wall_ms, on_fatal=fatal)
+        committer.start()
+        try:
+            yield CommittingTimerStore(store, committer)
+        finally:
+            committer.abandon()
+            store.close()
+            place.remove()
+
+
+#: Every store that must keep the engine's rules, by name: the parameters of the `inner_store` fixture.
+TIMER_STORES: dict[str, Callable[[ManualClock], AbstractContextManager[TimerStore]]] = {
+    "plain": _plain_store,
+    "memory": partial(_real_store, "memory"),
+    "sqlite": partial(_real_store, "sqlite"),
+}
 
 
 class StoreBroke(Exception):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.support.manual_clock import ManualClock
-from tests.support.timer_store import TIMER_STORES, make_timer_store
+from tests.support.timer_store import TIMER_STORES
 from tests.support.timer_table import NOW, Table
 from timers.engine import TimerStore
 
@@ -16,8 +18,9 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=sorted(TIMER_STORES))
-def inner_store(request: pytest.FixtureRequest, clock: ManualClock) -> TimerStore:
-    return make_timer_store(clock, request.param)
+def inner_store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[TimerStore]:
+    with TIMER_STORES[request.param](clock) as store:
+        yield store
 
 
 @pytest.fixture

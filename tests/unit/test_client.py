@@ -156,7 +156,7 @@ async def test_past_max_queued_calls_the_caller_gets_overloaded_which_says_what_
     calls = [world.call("alice")]
     await world.deliver()
     calls += [world.call("alice") for _ in range(3)]
-    with pytest.raises(Overloaded, match="partition 0.*max_queued_calls"):
+    with pytest.raises(Overloaded, match=r"partition 0.*max_queued_calls"):
         world.call("alice")
     for _ in range(4):
         await world.round_trip()
@@ -402,6 +402,25 @@ async def test_after_a_lost_connection_all_unanswered_calls_are_sent_again_in_or
     ]
     assert [await call for call in calls] == [1, 2, 3, 4, 5, 6]
     assert [executed.args for executed in world.cluster.executed] == [[n] for n in range(6)]
+
+
+async def test_calls_are_repeated_in_order_also_when_the_repeating_is_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.lane.FRAME_BYTES", 1)
+    world = World(limits={"max_waiting": 2})
+    calls = [world.call("alice", "add", n) for n in range(4)]
+    for _ in range(2):
+        await world.deliver()
+    await world.break_connections()  # the new connection has room for two of the four
+    assert len(world.cluster.all[0].connection.client.outbox) == 3
+    world.cluster.all[0].drop()
+    await world.ticks()
+    await world.advance(0.04)
+    for _ in range(3):
+        await world.round_trip()
+    assert [await call for call in calls] == [1, 2, 3, 4]
+    assert [executed.args for executed in world.cluster.executed] == [[0], [1], [2], [3]]
 
 
 async def test_each_connection_has_a_higher_number() -> None:
@@ -662,7 +681,7 @@ async def test_a_call_that_was_never_sent_has_expired() -> None:
     call = world.call("alice", timeout_ms=100)
     await world.ticks()
     await world.advance(0.2)
-    with pytest.raises(CallExpired, match="nothing was run.*does not run"):
+    with pytest.raises(CallExpired, match=r"nothing was run.*does not run"):
         await call
 
 

@@ -1,0 +1,157 @@
+"""The `mainspring` command: look into a running runtime, or into a data directory at rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from actors.errors import MainspringError
+from drivers.inspection import DEAD_LETTERS, OBJECTS, TIMERS, find_partitions, integrity, read_all
+from timers.registry import TimerKind
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Durable objects on Ray: look into a runtime or into its files.", no_args_is_help=True)
+console = Console()
+errors = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataDir = Annotated[Path, typer.Argument(help="The data directory of a runtime.", exists=True, file_okay=False)]
+Limit = Annotated[int, typer.Option(help="Rows to show at most.", min=1, max=10_000)]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Our own errors are for the user: their message, without a traceback, and exit status 1."""
+    try:
+        yield
+    except MainspringError as error:
+        errors.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False)
+        raise typer.Exit(1) from error
+
+
+def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, default=str))
+        return
+    table = Table(title=title)
+    for column in rows[0] if rows else ():
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    console.print(table if rows else f"{title}: none")
+
+
+def _instant(epoch_ms: int | None) -> str | None:
+    if epoch_ms is None:
+        return None
+    return datetime.fromtimestamp(epoch_ms / 1_000, tz=timezone.utc).isoformat(timespec="milliseconds")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(package_version("mainspring"))
+
+
+@app.command()
+def status(
+    name: Annotated[str, typer.Option(help="Name of the runtime.")] = "default",
+    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; default: the one nearby.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the partitions of a running runtime are doing."""
+    from actors.runtime import Runtime
+
+    with _explained():
+        runtime = Runtime.connect(name, address=address or "auto")
+        try:
+            document = runtime.status()
+        finally:
+            runtime.close()
+    if as_json:
+        typer.echo(json.dumps(document, indent=2, default=str))
+    else:
+        console.print_json(json.dumps(document, default=str))
+
+
+def _kind(number: int) -> str:
+    return TimerKind(number).name.lower() if number in TimerKind._value2member_map_ else str(number)
+
+
+@app.command()
+def objects(
+    data_dir: DataDir,
+    type_name: Annotated[str | None, typer.Option("--class", help="Only objects of this class.")] = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """The objects in a data directory."""
+    with _explained():
+        rows = [
+            {"partition": number, **row, "next_due_ms": _instant(row["next_due_ms"])}
+            for number, row in read_all(data_dir, OBJECTS, **{"class": type_name, "limit": limit})
+        ]
+    _show("objects", rows[:limit], as_json)
+
+
+@app.command()
+def timers(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False) -> None:
+    """The timers in a data directory, earliest first."""
+    with _explained():
+        found = sorted(read_all(data_dir, TIMERS, limit=limit), key=lambda each: each[1]["due_ms"])
+    rows = [
+        {
+            "partition": number,
+            "class": row["class"],
+            "key": row["key"],
+            "name": row["name"],
+            "kind": _kind(row["kind"]),
+            "next": _instant(row["due_ms"]),
+            "due": _instant(row["first_due_ms"]),
+            "attempt": row["attempt"],
+            "crashes": row["crashes"],
+        }
+        for number, row in found[:limit]
+    ]
+    _show("timers", rows, as_json)
+
+
+@app.command(name="dead-letters")
+def dead_letters(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False) -> None:
+    """What has used up its tries, with its last error."""
+    with _explained():
+        rows = [
+            {
+                "partition": number,
+                **row,
+                "kind": _kind(row["kind"]),
+                "due_ms": _instant(row["due_ms"]),
+                "created_ms": _instant(row["created_ms"]),
+                "error": row["error"] if as_json else row["error"].strip().rpartition("\n")[2],
+            }
+            for number, row in read_all(data_dir, DEAD_LETTERS, limit=limit)
+        ]
+    _show("dead letters", rows[:limit], as_json)
+
+
+@app.command()
+def verify(data_dir: DataDir, as_json: AsJson = False) -> None:
+    """Check every partition file: SQLite's own integrity check, and timers against their directory."""
+    rows = []
+    with _explained():
+        for number, path in find_partitions(data_dir):
+            verdict, lost = integrity(path)
+            rows.append({"partition": number, "integrity": verdict, "lost_timers": lost})
+    _show("verification", rows, as_json)
+    if any(row["integrity"] != "ok" or row["lost_timers"] for row in rows):
+        raise typer.Exit(1)

@@ -1,0 +1,73 @@
+"""Reading partition files at rest, or beside their running owner: read-only, nothing is locked or changed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+
+from drivers.errors import DataMissing
+from drivers.native import PARTITION_FILE
+from drivers.schema import check_schema
+
+__all__ = ["DEAD_LETTERS", "LOST_TIMERS", "OBJECTS", "TIMERS", "find_partitions", "integrity", "read_all"]
+
+OBJECTS = (
+    "SELECT class, key, slot, (SELECT min(due_ms) FROM directory WHERE directory.oid = objects.oid) AS next_due_ms,"
+    " (SELECT count(*) FROM kv WHERE kv.oid = objects.oid) AS keys FROM objects"
+    " WHERE (:class IS NULL OR class = :class) ORDER BY class, key LIMIT :limit"
+)
+TIMERS = (
+    "SELECT objects.class, objects.key, directory.name, directory.kind, directory.due_ms, directory.first_due_ms,"
+    " directory.attempt, directory.crashes FROM directory JOIN objects ON objects.oid = directory.oid"
+    " ORDER BY directory.due_ms LIMIT :limit"
+)
+DEAD_LETTERS = (
+    "SELECT id, class, key, kind, name, due_ms, attempts, crashes, error, created_ms FROM dead_letters"
+    " ORDER BY id LIMIT :limit"
+)
+#: Timers that no tick would find: the directory has them, the timer table does not.
+LOST_TIMERS = (
+    "SELECT count(*) AS lost FROM directory WHERE NOT EXISTS (SELECT 1 FROM timers"
+    " WHERE timers.due_ms = directory.due_ms AND timers.kind = directory.kind"
+    " AND timers.generation = directory.generation)"
+)
+_INTEGRITY = "PRAGMA integrity_check"
+
+
+def find_partitions(data_dir: Path) -> list[tuple[int, Path]]:
+    """(number, file) of each partition. Raises `DataMissing` when there is none."""
+    files = sorted(data_dir.glob(f"partitions/*/{PARTITION_FILE}"))
+    if not files:
+        raise DataMissing(f"{data_dir} holds no partitions: give the directory that the runtime was started with")
+    return [(int(path.parent.name), path) for path in files]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Database]:
+    database = Database(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True))
+    try:
+        check_schema(database, path)
+        yield database
+    finally:
+        database.close()
+
+
+def read_all(data_dir: Path, query: str, **parameters: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(partition, row) of a query on every partition. Raises `DataMissing` and `SchemaTooNew`."""
+    for number, path in find_partitions(data_dir):
+        with _opened(path) as database:
+            for row in database.query(query, parameters):
+                yield number, row
+
+
+def integrity(path: Path) -> tuple[str, int]:
+    """(what SQLite's integrity check says, how many timers no tick would find) of one partition file."""
+    with _opened(path) as database:
+        (verdict,) = database.execute(_INTEGRITY).fetchone()
+        (lost,) = database.execute(LOST_TIMERS).fetchone()
+    return str(verdict), int(lost)
