@@ -18,7 +18,7 @@ STAMP := $(VENV)/installed
 .PHONY: help demo quickstart test lint bench soak clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 # Written last: an installation that was cut short is started again.
 $(STAMP): pyproject.toml

@@ -108,7 +108,7 @@ class Admin:
         write_set = WriteSet(ops)
         # calls that come before the commit must not see, or write to, the rows that it removes
         partition.deletions[type_name, key] = write_set
-        write_set.waiters.append(lambda error: partition.deletions.pop((type_name, key), None))
+        write_set.waiters.append(lambda error: partition.deletion_ended(type_name, key))
         partition.submit(write_set)
         return _Durable(write_set, True)
 

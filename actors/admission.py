@@ -54,6 +54,8 @@ class Admission:
         call_id = extra[0] if extra is not None else None
         if call_id is None:
             call_id = outside_call_id(connection.session, seq)
+        elif extra is not None and extra[2] is None:
+            connection.aliases[seq] = call_id
         if flags & REPEAT:
             self.repeats += 1
         # a repeat is looked up before every bound

@@ -118,7 +118,8 @@ class DurableObject:
         return self._ms_host.block_concurrency()
 
 
-RESERVED = frozenset(name for name in dir(DurableObject) if not name.startswith("_")) | HOOKS
+#: `with_options` is a stub's own.
+RESERVED = frozenset(name for name in dir(DurableObject) if not name.startswith("_")) | HOOKS | {"with_options"}
 
 
 def _positive(value: Any) -> bool:

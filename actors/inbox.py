@@ -95,7 +95,7 @@ class Inbox:
         """Rebuild the table of ids from the durable rows."""
         for commit_seq, packed in store.scan(INBOX):
             entries = [InboxEntry.unpack(fields) for fields in msgpack.unpackb(packed)]
-            self._keep(commit_seq, entries)
+            self._keep(commit_seq, entries, now_ms)
         for session in self._sessions.values():
             session.gone_ms = now_ms  # nobody is connected yet
         for call_id in self._others:
@@ -129,6 +129,12 @@ class Inbox:
             seqs = [seq for seq in entries if low <= seq <= high]
         for seq in list(seqs):
             self._forget(outside_call_id(session_id, seq))
+
+    def acknowledge_one(self, call_id: bytes) -> None:
+        """The same for a call that was first sent in another session. Calls named by a key are kept by age."""
+        parts = outside_parts(call_id)
+        if parts is not None:
+            self.acknowledge(parts[0], parts[1], parts[1])
 
     def release(self, call_ids: Iterable[bytes], now_ms: int) -> None:
         """The outcome of the calling turn is durable: these nested calls are never repeated."""
@@ -237,14 +243,14 @@ class Inbox:
             if entry.call_id[:1] not in _TAGS_KEPT_BY_AGE:
                 continue
             self._keyed_since.setdefault(entry.call_id, now_ms)
-        self._keep(commit_seq, entries)
+        self._keep(commit_seq, entries, now_ms)
 
     def lost(self, commit_seq: int) -> None:
         _, deleted = self._riding.pop(commit_seq, ([], []))
         # rows that were to be packed again still hold their entries; empty ones wait for the next commit
         self._empty.extend(number for number in deleted if number not in self._rows)
 
-    def _keep(self, commit_seq: int, entries: Sequence[InboxEntry]) -> None:
+    def _keep(self, commit_seq: int, entries: Sequence[InboxEntry], now_ms: int) -> None:
         """Remember the outcomes of one commit, but for those that were released on their way."""
         kept: dict[bytes, InboxEntry] = {}
         sessions = self._sessions
@@ -259,7 +265,8 @@ class Inbox:
                 session_id, seq = parts
                 session = sessions.get(session_id)
                 if session is None:
-                    session = sessions[session_id] = _Session()
+                    # of a client that is connected elsewhere (its slot has moved here): kept by age
+                    session = sessions[session_id] = _Session(gone_ms=now_ms)
                 elif session.is_released(seq):
                     continue
                 session.entries[seq] = entry

@@ -83,7 +83,8 @@ class IoLoop:
     def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the loop and wait for its result. Raises `SyncCallInLoop` on a thread with a loop."""
         ensure_no_loop("a synchronous call")
-        future = asyncio.run_coroutine_threadsafe(make(), self.loop)
+        loop = self.loop
+        future = asyncio.run_coroutine_threadsafe(make(), loop)
         try:
             return future.result()
         except BaseException:

@@ -159,8 +159,7 @@ class Lane:
                 self._send_waiting(channel)
                 self._send_releases(channel)
             except ChannelClosed:
-                # `lost` follows at once: it keeps all that was in flight, also what this send did not take.
-                pass
+                pass  # `lost` follows: it keeps all that was in flight, also what this send did not take
 
     def _send_waiting(self, channel: Channel) -> None:
         again, urgent, outside = self.waiting.again, self.waiting.urgent, self.waiting.outside

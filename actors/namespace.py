@@ -326,8 +326,8 @@ class Namespace:
     async def delete(self, key: str) -> bool:
         """Remove an object whole: state, timers, executions. Returns whether there was one.
 
-        Takes its place behind the calls that this process has made to the object. Raises `InvalidKey`, and
-        `InvalidOption` inside a turn, with which it could not be rolled back.
+        It is sent behind the calls that this process has made to the object. Raises `InvalidKey`, `Overloaded` while
+        the object runs turns, and `InvalidOption` inside a turn, with which it could not be rolled back.
         """
         if CURRENT.get() is not None:
             raise InvalidOption(

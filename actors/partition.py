@@ -284,9 +284,13 @@ class Partition:
             except MainspringError as error:  # answered to each call that this client makes of the class
                 connection.refused_classes[ref.type_name] = error
 
-    def acknowledge(self, session: bytes, flat: Sequence[int]) -> None:
+    def acknowledge(self, connection: PartitionConnection, flat: Sequence[int]) -> None:
+        """The client has the replies of these ranges of calls."""
+        aliases = connection.aliases
         for low, high in zip(flat[::2], flat[1::2], strict=True):
-            self.inbox.acknowledge(session, low, high)
+            self.inbox.acknowledge(connection.session, low, high)
+            for seq in [seq for seq in aliases if low <= seq <= high]:
+                self.inbox.acknowledge_one(aliases.pop(seq))
 
     def release_ids(self, call_ids: Sequence[bytes]) -> None:
         self.inbox.release(call_ids, self.clock.wall_ms())
@@ -336,6 +340,9 @@ class Partition:
         self._hosts.pop((host.id.type_name, host.id.key), None)
         host.stop_instance()
         return True
+
+    def deletion_ended(self, type_name: str, key: str) -> None:
+        del self.deletions[type_name, key]
 
     # --- write sets -------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class PartitionConnection:
         "_paused",
         "_replies",
         "_running",
+        "aliases",
         "partition",
         "refused_classes",
         "stale_slots",
@@ -63,6 +64,8 @@ class PartitionConnection:
         self._flushing = False
         #: slots that this connection was told are not here; see `messages.RESUMED`
         self.stale_slots: set[int] = set()
+        #: seq -> call id of calls that were first sent in another session (their slot has moved)
+        self.aliases: dict[int, bytes] = {}
         #: classes that this client may not use, since another class has their name
         self.refused_classes: dict[str, MainspringError] = {}
 
@@ -87,7 +90,7 @@ class PartitionConnection:
         if isinstance(message, Calls):
             acks = message.acks
             if acks:
-                backlog.append(partial(self.partition.acknowledge, self.session, acks))
+                backlog.append(partial(self.partition.acknowledge, self, acks))
             admit = self.partition.admission.admit
             trusted = self._channel is not None and self._channel.trusted_pickle
             for row in message.calls:

@@ -40,6 +40,7 @@ class Tally:
     expiring: Counter[str] = field(default_factory=Counter)
     #: accepted calls that set or moved a session's timer
     armed: int = 0
+    #: sessions left alone on purpose
     left: int = 0
     #: sessions that expired although the client was still at it, as a killed partition may make them
     overtaken: int = 0
@@ -108,18 +109,16 @@ class Uploader:
         tally, call = self.tally, self._caller.call
         upload = self._names.uploads.get(key)
         tally.sessions[key] = "expired"
+        tally.left += leave
         try:
             await call("Upload.open", upload.open, release, file.path, file.size, file.digest, self._ttl)
             tally.armed += 1
             parts = file.parts[:1] if leave else file.parts
             await all_of(self._part(key, number, part.size, part.digest) for number, part in enumerate(parts))
-            if leave:
-                tally.left += 1
-                tally.expiring[release] += 1
-                return False
-            await call("Upload.finish", upload.finish, file.measured_digest)
+            if not leave:
+                await call("Upload.finish", upload.finish, file.measured_digest)
         except UploadExpired:
-            tally.overtaken += 1
+            tally.overtaken += not leave
             tally.expiring[release] += 1
             return False
         except UploadRefused:
@@ -128,6 +127,9 @@ class Uploader:
             tally.refused += 1
             tally.expiring[release] += 1
             return True
+        if leave:
+            tally.expiring[release] += 1
+            return False
         tally.sessions[key] = "finished"
         return True
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -29,6 +31,7 @@ from actors.errors import (
 from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace
 from actors.runtime import Runtime
 from actors.settings import Settings
+from drivers.files import partition_directory
 from tests.support.durable_classes import Counter, SecondCounter
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(180)]
@@ -65,6 +68,13 @@ def epoch_of(runtime: Runtime, partition: int) -> int:
     return epoch
 
 
+def was_left_clean(data_dir: Path, partition: int) -> bool:
+    """Whether the partition was closed on purpose, so that its next opening has nothing to be careful about."""
+    with contextlib.closing(sqlite3.connect(partition_directory(data_dir, partition) / "partition.sqlite")) as db:
+        (clean,) = db.execute("SELECT clean FROM partition").fetchone()
+    return bool(clean)
+
+
 def run_script(directory: Path, text: str, *, code: int = 0, **environment: str) -> str:
     """Run a driver script in its own folder and process, which must exit with `code`; gives what it printed."""
     script = directory / "driver.py"
@@ -89,6 +99,7 @@ def test_data_is_kept_from_one_start_to_the_next(tmp_path: Path) -> None:
     with Runtime.start(tmp_path / "data", 1, name="kept") as first:
         assert first.namespace(Counter).get("a").add.sync(5) == 5
         assert epoch_of(first, 0) == 1
+    assert was_left_clean(tmp_path / "data", 0)
     with Runtime.start(tmp_path / "data", name="kept") as second:
         assert second.namespace(Counter).get("a").value.sync() == 5
         assert epoch_of(second, 0) == 2
@@ -222,8 +233,15 @@ def test_a_runtime_can_be_passed_to_a_ray_actor_and_used_in_its_async_methods(ru
             total: int = await self.counter.add()
             return total
 
+        async def add_by_name(self) -> int:
+            async with Runtime.connect("shared") as here:
+                total: int = await here.namespace(Counter).get("actor").add()
+            return total
+
     user = User.remote(runtime)
     assert sorted(ray.get([user.add.remote() for _ in range(5)])) == [1, 2, 3, 4, 5]
+    assert ray.get(user.add_by_name.remote()) == 6
+    assert ray.get(user.add.remote()) == 7
     ray.kill(user)
 
 

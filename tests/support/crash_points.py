@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from actors.address import SLOTS, slot_of
@@ -19,12 +19,14 @@ from actors.testing import LocalRuntime, VirtualClock
 from drivers.executor import Executor
 from drivers.native import NativeDriver
 
-__all__ = ["CommitControl", "ControlledDriver", "disk_full", "finish", "key_in", "runtime_with"]
+__all__ = ["CommitControl", "ControlledDriver", "crash_when_stopped", "disk_full", "finish", "key_in", "runtime_with"]
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
 #: Virtual seconds that a call gets to end by: far more than every pause of the platform together.
-PATIENCE_S = 600
+PATIENCE_S = 100
+#: How long (real time) a client is given to reconnect before virtual time moves on; it waits 10 to 20 ms at first.
+RECONNECT_S = 0.03
 
 
 def disk_full() -> sqlite3.OperationalError:
@@ -158,12 +160,29 @@ def key_in(type_name: str, partition: int, partitions: int, prefix: str = "k") -
 
 
 async def finish(runtime: LocalRuntime, call: Awaitable[T]) -> T:
-    """The call's result, letting virtual time pass while it waits for time."""
+    """The call's result. Clients reconnect in real time and partitions wait in virtual time: both may pass."""
     future = asyncio.ensure_future(call)
     for _ in range(PATIENCE_S):
-        await runtime.run_until_idle()
+        await asyncio.wait([future], timeout=RECONNECT_S)
         if future.done():
             break
         await runtime.advance(seconds=1)
     assert future.done(), "the call did not end"
     return await future
+
+
+@asynccontextmanager
+async def crash_when_stopped(runtime: LocalRuntime, control: CommitControl, *, all_partitions: bool) -> AsyncIterator[None]:
+    """Inside the block: when the commit to stop at is reached, its partition (or every one) crashes and starts again."""
+
+    async def watch() -> None:
+        await control.wait_stopped()
+        await runtime.crash(None if all_partitions else control.stopped_partition)
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        if not control.stopped:
+            watcher.cancel()
+        await asyncio.wait([watcher])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +19,8 @@ from drivers.sqlite_store import SqliteStore
 from drivers.store import Store
 from drivers.tables import TABLES, TableSpec
 
+#: Where syncing costs nothing; these files need not outlive the machine. None: the ordinary place.
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 CLUSTER = "test-cluster"
 PARTITION = 3
 
@@ -51,17 +55,43 @@ class MemoryPlace:
         return None
 
 
+class FaultyConnection(sqlite3.Connection):
+    """A writer whose statements fail when `fault` says so."""
+
+    fault: Callable[[str], Exception | None] = staticmethod(lambda statement: None)
+
+    def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+        error = self.fault(statement)
+        if error is not None:
+            raise error
+        return super().execute(statement, *parameters)
+
+
+def sqlite_error(code: int, message: str) -> sqlite3.OperationalError:
+    """The error as sqlite3 raises it, with its code from Python 3.11 on."""
+    error = sqlite3.OperationalError(message)
+    if sys.version_info >= (3, 11):
+        error.sqlite_errorcode = code
+    return error
+
+
 class FilePlace:
     """A database file in a directory of its own, not synced: these tests do not cut the power."""
 
-    def __init__(self) -> None:
-        self._directory = TemporaryDirectory(prefix="mainspring-store-")
+    def __init__(self, writer_factory: type[sqlite3.Connection] = sqlite3.Connection) -> None:
+        self._writer_factory = writer_factory
+        self._directory = TemporaryDirectory(prefix="mainspring-store-", dir=_MEMORY)
         self.path = Path(self._directory.name) / "partition.sqlite"
         shutil.copyfile(Path(_template().name) / "partition.sqlite", self.path)
 
-    def open(self) -> Store:
+    def open(self) -> SqliteStore:
         return SqliteStore.open(
-            self.path, cluster_id=CLUSTER, partition_id=PARTITION, durability="off", busy_timeout_ms=0
+            self.path,
+            cluster_id=CLUSTER,
+            partition_id=PARTITION,
+            durability="off",
+            busy_timeout_ms=0,
+            writer_factory=self._writer_factory,
         )
 
     def add_table(self, spec: TableSpec) -> None:
@@ -82,7 +112,7 @@ PLACES: dict[str, Callable[[], Place]] = {"memory": MemoryPlace, "sqlite": FileP
 @cache
 def _template() -> TemporaryDirectory[str]:
     # made once: creating a partition syncs its file, which costs more than most tests
-    directory = TemporaryDirectory(prefix="mainspring-template-")
+    directory = TemporaryDirectory(prefix="mainspring-template-", dir=_MEMORY)
     SqliteStore.create(Path(directory.name) / "partition.sqlite", CLUSTER, PARTITION)
     return directory
 

@@ -1,0 +1,56 @@
+"""The package registry on a Ray of its own: the counts hold, also when partition processes are killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def run(*arguments: str) -> str:
+    """Run an example from the root of the repository; gives what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def number(row: str, output: str) -> int:
+    """A number of the table."""
+    found = re.search(rf"│ {row} +│ +([\d,]+) │", output)
+    assert found is not None, output
+    return int(found.group(1).replace(",", ""))
+
+
+@pytest.mark.parametrize("kills", [0, 3])
+def test_every_count_is_that_of_the_input(tmp_path: Path, kills: int) -> None:
+    options = ["--distributions", "25", "--min-calls", "1", "--ttl-ms", "1000", "--in-flight", "32"]
+    chaos = ["--chaos", "--kills", str(kills)] if kills else []
+    output = run("examples.package_registry", "--data", str(tmp_path / "data"), *options, *chaos)
+    assert "verified: all" in output
+    assert output.count("SIGKILL to partition") == kills
+    assert number("files", output) > 100
+    assert number("calls", output) >= 3 * number("files", output)
+    assert number("timers fired", output) >= number("upload sessions left unfinished", output) > 0
+
+
+def test_the_quickstart_runs_on_ray() -> None:
+    assert run("examples.quickstart").splitlines()[-2:] == [
+        "bought: {'apple': 2}",
+        "refused: apple: 9 wanted, 8 there",
+    ]
