@@ -47,7 +47,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	@$(BIN)/python -m tests.benchmarks $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.bench_calls $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak $(ARGS)

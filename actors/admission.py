@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from actors.address import ObjectId, check_key, slot_of
 from actors.durable_object import ClassInfo
 from actors.errors import CallDiverged, MainspringError, Overloaded, ReplyLost
-from actors.messages import RAISED, REFUSED, REPEAT, RESUMED, STALE, CallRow, outside_call_id
+from actors.messages import PICKLED, RAISED, REFUSED, REPEAT, RESUMED, STALE, CallRow, outside_call_id
 from actors.wire_errors import encode_error
-from actors.work import REPLY_LOST, CallWork, Work, call_fingerprint
+from actors.work import MAY_PICKLE, REPLY_LOST, CallWork, Work, call_fingerprint, comparable_args
 from drivers.tables import INTENTS
 
 if TYPE_CHECKING:
@@ -59,16 +59,18 @@ class Admission:
         if flags & REPEAT:
             self.repeats += 1
         # a repeat is looked up before every bound
+        comparable = comparable_args(args, flags, extra is not None and extra[2] is not None)
         running = self._running.get(call_id)
         if running is not None:
-            if running.args != args or running.method.name != method_name:
+            known = comparable_args(running.args, running.flags, not running.is_outside)
+            if known != comparable or running.method.name != method_name:
                 target(REFUSED, encode_error(_diverged(type_name, method_name)))
             else:
                 running.targets.append(target)
             return
         entry, is_released = partition.inbox.look_up(call_id)
         if entry is not None:
-            self._answer_again(entry.fingerprint, entry.status, entry.reply, method_name, args, target)
+            self._answer_again(entry.fingerprint, entry.status, entry.reply, method_name, comparable, target)
             return
         if is_released:
             return  # its caller has the reply, or will never ask: a frame that was late
@@ -91,7 +93,7 @@ class Admission:
                 check_key(key)
                 info.method(method_name)  # a call that is refused does not bring its object into memory
                 host = partition.host(info, ObjectId(type_name, key, slot))
-            work = self._work(host, row, call_id)
+            work = self._work(host, row, call_id, connection.trusted_pickle)
         except MainspringError as error:
             target(REFUSED, encode_error(error))
             return
@@ -122,7 +124,7 @@ class Admission:
         connection.stale_slots.add(slot)
         return True
 
-    def _work(self, host: ObjectHost, row: CallRow, call_id: bytes) -> CallWork:
+    def _work(self, host: ObjectHost, row: CallRow, call_id: bytes, trusted: bool) -> CallWork:
         """The call as work. Raises what refuses it."""
         _, _, _, method_name, args, flags, timeout_ms, extra = row
         method = host.info.method(method_name)
@@ -137,7 +139,11 @@ class Admission:
                 "call again later, or add partitions"
             )
         deadline_ns = self._partition.clock.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
-        work = CallWork(host, method, call_id, args, flags, deadline_ns)
+        kept = flags & PICKLED
+        # A turn that is run again may repeat its plain calls over a link, so their replies must fit one.
+        if trusted and (kept or caller is None):
+            kept |= MAY_PICKLE
+        work = CallWork(host, method, call_id, args, kept, deadline_ns)
         if extra is not None:
             work.chain, work.caller = extra[1], caller
         work.is_repeat = flags & REPEAT != 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from actors import pickled
 from actors.address import ClassRef
 from actors.codec import decode
 from actors.errors import (
@@ -45,8 +47,8 @@ class Call:
 
     __slots__ = (
         "deadline",
-        "debts",
         "doubt",
+        "endings",
         "future",
         "kind",
         "raw",
@@ -81,9 +83,8 @@ class Call:
         self.doubt = 0
         #: How often it was answered Stale.
         self.stales = 0
-        #: Seqs that it had in other sessions. They are acknowledged only when the call has ended: until then its
-        #: id may come back to those partitions, which must not have forgotten it.
-        self.debts: list[tuple[Lane, int]] | None = None
+        #: What is to be done when it has ended: it was answered, or is not sent (again) since its caller gave it up.
+        self.endings: list[Callable[[], None]] | None = None
 
     @property
     def seq(self) -> int:
@@ -95,27 +96,34 @@ class Call:
         seq = self.seq
         if seq == UNSENT:
             return
-        if self.debts is None:
-            self.debts = []
-        self.debts.append((lane, seq))  # the lane goes on holding it
+        # The lane goes on holding the seq. It is acknowledged only when the call has ended: until then its id may come
+        # back to that partition, which must not have forgotten it.
+        self.when_ended(partial(lane.settle, seq))
         self.wire[0] = UNSENT
         if self.kind == CALLS:
             extra = self.wire[7]
             if extra is None:
                 self.wire[7] = (outside_call_id(lane.session, seq), (), None)
 
-    def settle_debts(self) -> None:
-        """The call has ended: acknowledge the seqs that it had elsewhere."""
-        if self.debts is not None:
-            for lane, seq in self.debts:
-                lane.held.discard(seq)
-                lane.acknowledge(seq)
-            self.debts = None
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the call has ended."""
+        if self.endings is None:
+            self.endings = []
+        self.endings.append(callback)
+
+    def ended(self) -> None:
+        """The call has ended: tell everyone who waits for that."""
+        endings, self.endings = self.endings, None
+        for callback in endings or ():
+            callback()
 
     def answer(self, partition: int, status: int, payload: bytes, trusted_pickle: bool) -> None:
         """Give the caller what the partition said, unless it has given up. `status` is not STALE."""
         future = self.future
         if future.done():
+            return
+        if status == OK_PICKLED and not trusted_pickle:
+            fail(future, MalformedFrame(f"partition {partition} sent a pickle over a link, which carries none"))
             return
         if self.raw:
             future.set_result((partition, status, payload))
@@ -126,10 +134,9 @@ class Call:
             elif status in (RAISED, REFUSED):
                 fail(future, decode_error(payload))
                 return
-            elif status == OK_PICKLED and trusted_pickle:
-                value = pickle.loads(payload)
             else:
-                raise MalformedFrame(f"partition {partition} sent a pickle over a link, which carries none")
+                assert status == OK_PICKLED
+                value = pickled.load(payload, f"the reply of {self.title}")
         except Exception as error:  # whatever decoding raised is what the caller must see
             fail(future, error)
         else:

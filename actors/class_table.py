@@ -94,7 +94,7 @@ class ClassTable:
             del self._loaded[type_name]
 
     def _load(self, ref: ClassRef) -> None:
-        if ref.shipped is None and ref.module != _MAIN and ref.module in sys.modules:
+        if ref.shipped is None and ref.module != _MAIN and _is_imported(ref.module):
             self._finish(ref, self._find(ref))
             return
         self._loading[ref.type_name] = []
@@ -155,6 +155,12 @@ class ClassTable:
         if ref.type_name not in self._stored:
             self._stored.add(ref.type_name)
             self._persist([(CLASSES, (ref.type_name,), (ref.module, ref.qualname))])
+
+
+def _is_imported(module: str) -> bool:
+    """Whether the module is here whole: while a thread imports it, it is in `sys.modules` without its later names."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return module in sys.modules and not getattr(spec, "_initializing", False)
 
 
 def _same_place(one: ClassRef, other: ClassRef) -> bool:

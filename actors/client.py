@@ -6,10 +6,12 @@ import asyncio
 import contextvars
 import os
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
+from actors import pickled
 from actors.address import ClassRef, slot_of
+from actors.barrier import Barriers
 from actors.call import NO_SLOT, Call
 from actors.channel import SESSION_BYTES, Channel, ChannelHandler
 from actors.codec import encode
@@ -17,22 +19,30 @@ from actors.errors import (
     ChannelClosed,
     InvalidOption,
     RuntimeNotStarted,
+    UnstorableValue,
     ValueTooLarge,
 )
 from actors.lane import Lane
-from actors.messages import ADMIN, CALLS, QUESTION, is_keyed
+from actors.messages import ADMIN, CALLS, PICKLED, QUESTION, is_keyed, pickled_session
 from actors.routes import Routes
 from actors.settings import Settings
 
-__all__ = ["CallLater", "Cancellable", "Client", "Directory"]
+__all__ = ["CallLater", "Cancellable", "Client", "Connect", "Directory"]
 
 #: Deadlines are looked at this often at most, so that 20,000 calls with deadlines close to each other cost little.
 #: A deadline is never early and at most this late.
 SWEEP_INTERVAL_S: Final = 0.02
 
+#: Opens a channel: partition, session, number of the connection, handler. See `Directory.connect`.
+Connect = Callable[[int, bytes, int, ChannelHandler], Awaitable[Channel]]
+
 
 class Directory(Protocol):
-    """What a client needs to find partitions."""
+    """What a client needs to find partitions.
+
+    A directory that can open channels which carry pickles (`Channel.trusted_pickle`) also has `connect_trusted`, a
+    `Connect` or None. Calls whose arguments only pickle can carry need it; without it they raise `UnstorableValue`.
+    """
 
     @property
     def map_version(self) -> int:
@@ -108,9 +118,14 @@ class Client:
         self.jitter = jitter if jitter is not None else random.Random().random
         #: No call is taken any more.
         self.is_closed = False
-        self._lanes: dict[int, Lane] = {}
-        self.routes = Routes(self)
-        self._table = self.routes.table
+        self.routes = Routes(self, directory.connect, self.session)
+        self._route = self.routes.current
+        self._barriers: Barriers | None = None
+        self._pickled_routes: Routes | None = None
+        connect_trusted: Connect | None = getattr(directory, "connect_trusted", None)
+        if connect_trusted is not None:
+            self._pickled_routes = Routes(self, connect_trusted, pickled_session(self.session))
+            self._barriers = Barriers(self.routes, self._pickled_routes, settings.max_queued_calls)
         self._create_future = self._loop.create_future
         self._max_args_bytes = settings.max_args_bytes
         self._batch_delay_s = settings.batch_delay_ms / 1000
@@ -140,10 +155,23 @@ class Client:
         `timeout_ms` is capped at half of `call_memory_ms`. `slot` saves computing it. Raises `UnstorableValue`,
         `ValueTooLarge`, `Overloaded` or `RuntimeNotStarted` before anything is queued.
         """
-        # Arguments that only pickle can carry would be sent here with the PICKLED flag, over a channel with
-        # `trusted_pickle`, once a directory offers one; until then `UnstorableValue` goes to the caller.
-        payload = encode([list(args), kwargs])
-        return self._start(ref, key, method, payload, timeout_ms, call_id, chain, caller, slot, False)
+        payload, flags = self.encode_arguments(ref, method, args, kwargs)
+        return self._start(ref, key, method, payload, flags, timeout_ms, call_id, chain, caller, slot, False)
+
+    def encode_arguments(
+        self, ref: ClassRef, method: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[bytes, int]:
+        """Arguments as bytes, and the flags that say how: by the codec, or as a pickle where partitions take those.
+
+        Raises `UnstorableValue`, and `ValueTooLarge` for a pickle over the limit.
+        """
+        try:
+            return encode([list(args), kwargs]), 0
+        except UnstorableValue as refusal:
+            if self._barriers is None:
+                raise
+            what = f"the arguments of {ref.type_name}.{method}"
+            return pickled.dump((list(args), kwargs), what, self._max_args_bytes, refusal), PICKLED
 
     def submit(
         self,
@@ -152,14 +180,16 @@ class Client:
         method: str,
         args_bytes: bytes,
         *,
+        flags: int = 0,
         timeout_ms: int | None = None,
         call_id: bytes | None = None,
         chain: Iterable[tuple[str, str]] = (),
         caller: tuple[str, str, bytes] | None = None,
         slot: int | None = None,
     ) -> asyncio.Future[tuple[int, int, bytes]]:
-        """The same with encoded arguments and an undecoded answer: (partition that answered, status, payload)."""
-        return self._start(ref, key, method, args_bytes, timeout_ms, call_id, chain, caller, slot, True)
+        """The same with arguments and flags from `encode_arguments` and an undecoded answer: (partition that answered,
+        status, payload)."""
+        return self._start(ref, key, method, args_bytes, flags, timeout_ms, call_id, chain, caller, slot, True)
 
     def _start(
         self,
@@ -167,6 +197,7 @@ class Client:
         key: str,
         method: str,
         payload: bytes,
+        flags: int,
         timeout_ms: int | None,
         call_id: bytes | None,
         chain: Iterable[tuple[str, str]],
@@ -191,18 +222,16 @@ class Client:
             urgent = not (call_id is not None and is_keyed(call_id))
         deadline = self.now() + (self._timeout_s if timeout_ms is None else self._checked_timeout_s(timeout_ms))
         future = self._create_future()
-        wire = [0, ref.type_name, key, method, payload, 0, 0, extra]
+        wire = [0, ref.type_name, key, method, payload, flags, 0, extra]
         call = Call(CALLS, wire, future, deadline, slot, ref, raw, urgent)
-        self._route(slot).put(call)
+        barriers = self._barriers
+        if barriers is not None and (flags or barriers.by_place):
+            barriers.put(call)
+        else:
+            self._route(slot).put(call)
         if deadline < self._sweep_at:
             self._arm_sweep(deadline)
         return future
-
-    def _route(self, slot: int) -> Any:
-        routes = self.routes
-        if self.directory.map_version != routes.version:
-            routes.follow_map()
-        return self._table[slot] or routes.route(slot)
 
     def _checked_timeout_s(self, timeout_ms: int) -> float:
         if timeout_ms < 1:
@@ -219,7 +248,8 @@ class Client:
     async def admin_object(self, ref: ClassRef, key: str, op: str, args: Any, *, timeout_ms: int | None = None) -> Any:
         """The same about one object: goes to its owner, behind the calls already made to the object."""
         slot = slot_of(ref.type_name, key)
-        return await self._request(ADMIN, [0, op, encode(args)], slot, self._route(slot), timeout_ms)
+        barrier = self._barriers.of_object(ref.type_name, key) if self._barriers is not None else None
+        return await self._request(ADMIN, [0, op, encode(args)], slot, barrier or self._route(slot), timeout_ms)
 
     async def ask(self, partition: int, callers: Sequence[Sequence[Any]]) -> list[bool]:
         """For each caller (type, key, turn id): whether its turn is still unfinished."""
@@ -245,11 +275,8 @@ class Client:
         return call.future
 
     def lane(self, partition: int) -> Lane:
-        """The lane to a partition."""
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = self._lanes[partition] = Lane(self, partition)
-        return lane
+        """The lane to a partition, of those that carry no pickles."""
+        return self.routes.lane(partition)
 
     # --- deadlines ----------------------------------------------------------------------------------
 
@@ -264,7 +291,11 @@ class Client:
         now = self.now()
         self._sweep_timer = None
         self._sweep_at = float("inf")
-        earliest = min([self.routes.sweep(now), *(lane.sweep(now) for lane in self._lanes.values())])
+        earliest = float("inf")
+        # Barriers first: what a lane's sweep lets go on from there into a lane has been looked at then.
+        for each in (self._barriers, self.routes, self._pickled_routes):
+            if each is not None:
+                earliest = min(earliest, each.sweep(now))
         if earliest != float("inf"):
             self._arm_sweep(earliest)
 
@@ -285,7 +316,8 @@ class Client:
     async def sleep(self, delay_s: float) -> None:
         """Wait on the client's clock."""
         done = self._loop.create_future()
-        timer = self.call_later(delay_s, done.set_result, None)
+        # `done` may have been cancelled in the very loop turn in which the timer runs
+        timer = self.call_later(delay_s, lambda: None if done.done() else done.set_result(None))
         try:
             await done
         finally:
@@ -311,9 +343,12 @@ class Client:
         self.is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        endings = [self.routes.close(_closed_error)]
-        endings += [lane.close(_closed_error) for lane in self._lanes.values()]
-        await asyncio.gather(*(task for task in endings if task is not None), return_exceptions=True)
+        if self._barriers is not None:
+            self._barriers.close(_closed_error)
+        endings = self.routes.close(_closed_error)
+        if self._pickled_routes is not None:
+            endings += self._pickled_routes.close(_closed_error)
+        await asyncio.gather(*endings, return_exceptions=True)
 
 
 def _closed_error(call: Call) -> Exception:

@@ -73,14 +73,14 @@ class Connector:
             self._number += 1
             link = self._link = _Link(self)
             try:
-                await client.directory.connect(lane.partition, lane.session, self._number, link)
+                await lane.routes.connect(lane.partition, lane.session, self._number, link)
             except (ChannelClosed, OSError, asyncio.TimeoutError) as error:
                 self.last_error = error
-                client.routes.refresh_soon()
+                lane.routes.refresh_soon()
             except Exception as error:  # final for the calls that wait, which get it
                 self.last_error = error
                 self._attempts = 0
-                await client.routes.refresh(LAST_LOOK_S)
+                await lane.routes.refresh(LAST_LOOK_S)
                 lane.fail_waiting(error)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

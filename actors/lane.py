@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from actors.address import ClassRef
 from actors.call import IN_FLIGHT, LOST, UNSENT, Call, fail, likeness
 from actors.call_queue import CallQueue
-from actors.channel import SESSION_BYTES, Channel
+from actors.channel import Channel
 from actors.connector import Connector
 from actors.errors import ChannelClosed, FrameTooLarge, MalformedFrame, Overloaded, ValueTooLarge
 from actors.messages import (
@@ -27,6 +26,7 @@ from actors.messages import (
     encode_classes,
     encode_question,
     encode_release,
+    lane_session,
     outside_call_id,
 )
 from actors.ranges import all_but, merged
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from actors.client import Cancellable, Client
+    from actors.routes import Routes
 
 __all__ = ["Lane", "lane_session"]
 
@@ -50,22 +51,18 @@ RELEASES_PER_FRAME: Final = 1_000
 LOOK_FOR_ROOM_S: Final = 0.02
 
 
-def lane_session(session: bytes, partition: int) -> bytes:
-    """The session of one lane: each has its own numbering without gaps, so acknowledgements are few ranges."""
-    return blake2b(session + partition.to_bytes(8, "big"), digest_size=SESSION_BYTES).digest()
-
-
 class Lane:
     """One queue, one numbering, one connection.
 
     Calls of one object never stand in two lanes, and leave this one in the order in which they came.
     """
 
-    def __init__(self, client: Client, partition: int) -> None:
+    def __init__(self, client: Client, routes: Routes, partition: int) -> None:
         settings = client.settings
         self._client = client
+        self.routes = routes
         self.partition = partition
-        self.session = lane_session(client.session, partition)
+        self.session = lane_session(routes.session, partition)
         self.connector = Connector(client, self)
         #: Sent on this connection and not answered, in the order of sending. Given-up calls stay until answered.
         self.in_flight: dict[int, Call] = {}
@@ -290,7 +287,7 @@ class Lane:
 
     def _take_replies(self, message: Replies) -> None:
         partition, take, acks = self.partition, self.in_flight.pop, self._acks
-        detours = self._client.routes.detours
+        detours = self.routes.detours
         stale: list[Call] = []
         unknown: list[int] = []
         for seq, status, payload in message.replies:
@@ -305,16 +302,16 @@ class Lane:
                 acks[-1] = seq
             else:
                 acks += (seq, seq)
-            if call.debts is not None:
-                call.settle_debts()
+            if call.endings is not None:
+                call.ended()
             if detours and call.slot in detours:
-                self._client.routes.answered(call.slot)
+                self.routes.answered(call.slot)
             if (status == STALE or (status == OK and call.kind == QUESTION)) and not call.raw:
                 fail(call.future, MalformedFrame(f"partition {partition} answered {call.title} with status {status}"))
             else:
                 call.answer(partition, status, payload, self._trusted_pickle)
         if stale:
-            self._client.routes.stale(self, stale)
+            self.routes.stale(self, stale)
         for seq in unknown:
             self._take_unawaited(seq)
 
@@ -328,9 +325,13 @@ class Lane:
     def drop(self, call: Call) -> None:
         """Forget a call that its caller has given up and that is not in flight."""
         if call.seq != UNSENT:
-            self.held.discard(call.seq)
-            self.acknowledge(call.seq)
-        call.settle_debts()
+            self.settle(call.seq)
+        call.ended()
+
+    def settle(self, seq: int) -> None:
+        """The call that had this seq here has ended."""
+        self.held.discard(seq)
+        self.acknowledge(seq)
 
     # --- the connection -----------------------------------------------------------------------------
 
@@ -354,16 +355,15 @@ class Lane:
         """The connection is gone: what was in flight goes to the front, in its order; only given-up calls leave."""
         calls = list(self.in_flight.values())
         self.in_flight.clear()
-        routes = self._client.routes
         again: list[Call] = []
         for call in calls:
             call.doubt = LOST
             if call.future.done():
-                call.settle_debts()
-            elif not routes.keep_lost(self, call):
+                call.ended()
+            elif not self.routes.keep_lost(self, call):
                 again.append(call)
         self.waiting.again.extendleft(reversed(again))
-        routes.lane_lost(self)
+        self.routes.lane_lost(self)
 
     # --- ending calls without an answer -------------------------------------------------------------
 

@@ -16,10 +16,9 @@ logger = logging.getLogger("mainspring.loopback")
 class _End:
     """One side. Each frame is delivered at the next loop turn, as from a socket that is always ready."""
 
-    trusted_pickle = True  # never leaves the process
-
-    def __init__(self, peer: Hello, max_frame_bytes: int) -> None:
+    def __init__(self, peer: Hello, max_frame_bytes: int, trusted_pickle: bool) -> None:
         self.peer = peer
+        self.trusted_pickle = trusted_pickle
         self.other: _End | None = None
         self.handler: ChannelHandler | None = None
         self._loop = asyncio.get_running_loop()
@@ -73,10 +72,20 @@ class _End:
 
 
 def connect_loopback(
-    accept: Accept, client: Hello, server: Hello, handler: ChannelHandler, max_frame_bytes: int
+    accept: Accept,
+    client: Hello,
+    server: Hello,
+    handler: ChannelHandler,
+    max_frame_bytes: int,
+    *,
+    trusted_pickle: bool = False,
 ) -> Channel:
-    """Connect a client's handler to a partition on the same loop; the client's side is returned, opened."""
-    near, far = _End(server, max_frame_bytes), _End(client, max_frame_bytes)
+    """Connect a client's handler to a partition on the same loop; the client's side is returned, opened.
+
+    It carries what a link carries, or with `trusted_pickle` what Ray does, so that here nothing works that would not
+    work there.
+    """
+    near, far = _End(server, max_frame_bytes, trusted_pickle), _End(client, max_frame_bytes, trusted_pickle)
     near.other, far.other = far, near
     far.handler = accept(far)
     near.handler = handler

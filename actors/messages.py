@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from actors.address import ClassRef
+from actors.channel import SESSION_BYTES
 from actors.errors import MalformedFrame
 
 __all__ = [
@@ -69,7 +70,9 @@ __all__ = [
     "encode_replies",
     "is_keyed",
     "keyed_call_id",
+    "lane_session",
     "outside_call_id",
+    "pickled_session",
 ]
 
 # Message numbers.
@@ -90,7 +93,7 @@ OK_PICKLED: Final = 4  # payload: the value as a pickle, only on channels with `
 
 # Call flags.
 REPEAT: Final = 1  # was sent before, on another connection or to another partition
-PICKLED: Final = 2  # args are a pickle, only on channels with `trusted_pickle`
+PICKLED: Final = 2  # args are a pickle of (args, kwargs), only on channels with `trusted_pickle`
 RESUMED: Final = 4
 """The client has every answer to what it sent of this slot on this connection, and starts over with this call.
 
@@ -162,7 +165,17 @@ ClientMessage = Calls | Classes | Release | Question | Admin
 ServerMessage = Replies | Answer
 
 
-# --- call ids ---------------------------------------------------------------------------------------
+# --- sessions and call ids --------------------------------------------------------------------------
+
+
+def lane_session(session: bytes, partition: int) -> bytes:
+    """The session of one lane: each has its own numbering without gaps, so acknowledgements are few ranges."""
+    return blake2b(session + partition.to_bytes(8, "big"), digest_size=SESSION_BYTES).digest()
+
+
+def pickled_session(session: bytes) -> bytes:
+    """What the sessions of the lanes for pickled calls are derived from."""
+    return blake2b(b"pickled" + session, digest_size=SESSION_BYTES).digest()
 
 
 def outside_call_id(session: bytes, seq: int) -> bytes:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from actors.address import ClassRef, ObjectId, check_key, slot_of
 from actors.client import Client
 from actors.current import CURRENT
-from actors.errors import InvalidOption, MethodNotCallable, RuntimeNotStarted, SyncCallInLoop
+from actors.errors import InvalidOption, MethodNotCallable, SyncCallInLoop
 from actors.io_loop import ensure_no_loop
 from actors.messages import keyed_call_id
-from actors.settings import Settings
+from actors.runtime_registry import RuntimePort, runtime_registry
 from timers.schedule import parse_duration_ms
 
 __all__ = ["ClassInfoPort", "Method", "Namespace", "ObjectEntry", "RuntimePort", "Stub", "runtime_registry"]
@@ -25,28 +25,6 @@ _Entries: TypeAlias = "list[ObjectEntry]"  # in Namespace, `list` is its method
 
 #: Keys that `list` gives unless told otherwise: a screenful for people, one frame for partitions.
 DEFAULT_LIST_LIMIT = 1_000
-
-
-class RuntimePort(Protocol):
-    """What namespaces and stubs need of a runtime."""
-
-    @property
-    def name(self) -> str:
-        """Under which stubs that were pickled in another process find it."""
-        ...
-
-    @property
-    def settings(self) -> Settings:
-        """The limits."""
-        ...
-
-    def client(self) -> Client:
-        """The client of the running event loop."""
-        ...
-
-    def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on a background loop and wait for it."""
-        ...
 
 
 class ClassInfoPort(Protocol):
@@ -66,37 +44,6 @@ class ObjectEntry:
 
     key: str
     next_wake_ms: int | None
-
-
-class RuntimeRegistry:
-    """The runtimes of this process by name. Stubs that were pickled look theirs up here."""
-
-    def __init__(self) -> None:
-        self._runtimes: dict[str, RuntimePort] = {}
-
-    def register(self, runtime: RuntimePort) -> None:
-        """Make a started or connected runtime known; one of the same name is replaced."""
-        self._runtimes[runtime.name] = runtime
-
-    def unregister(self, runtime: RuntimePort) -> None:
-        """Forget a stopped runtime."""
-        if self._runtimes.get(runtime.name) is runtime:
-            del self._runtimes[runtime.name]
-
-    def find(self, name: str) -> RuntimePort:
-        """The runtime of that name. Raises `RuntimeNotStarted`."""
-        runtime = self._runtimes.get(name)
-        if runtime is None:
-            known = ", ".join(sorted(self._runtimes)) or "none"
-            raise RuntimeNotStarted(
-                f"no runtime named {name!r} is connected in this process (connected: {known}); call Runtime.connect"
-                " before you use stubs that come from another process"
-            )
-        return runtime
-
-
-#: The runtimes of this process.
-runtime_registry = RuntimeRegistry()
 
 
 class _Target:
@@ -188,8 +135,8 @@ class Method:
 class Stub:
     """One object, wherever it lives. Making a stub starts nothing; its methods are those of the class.
 
-    Stubs of the same object are equal. They can be pickled; what arrives needs a runtime of the same name in its
-    process.
+    Stubs of the same object are equal. They can be pickled; what arrives uses the runtime of the same name in its
+    process, to which a Ray task or actor connects by itself.
     """
 
     def __init__(self, target: _Target) -> None:

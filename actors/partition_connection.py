@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from actors.channel import Channel
-from actors.errors import ChannelClosed, FrameTooLarge, MainspringError, MalformedFrame
+from actors.errors import ChannelClosed, FrameTooLarge, MainspringError, MalformedFrame, ReplyLost
 from actors.messages import (
     OK_PICKLED,
     PICKLED,
-    REFUSED,
+    RAISED,
     Admin,
     Calls,
     Classes,
@@ -74,6 +74,11 @@ class PartitionConnection:
         assert self._channel is not None
         return self._channel.peer.session
 
+    @property
+    def trusted_pickle(self) -> bool:
+        """Whether pickles may travel on this connection, in both directions."""
+        return self._channel is not None and self._channel.trusted_pickle
+
     # --- ChannelHandler ---------------------------------------------------------------------------
 
     def opened(self, channel: Channel) -> None:
@@ -92,7 +97,7 @@ class PartitionConnection:
             if acks:
                 backlog.append(partial(self.partition.acknowledge, self, acks))
             admit = self.partition.admission.admit
-            trusted = self._channel is not None and self._channel.trusted_pickle
+            trusted = self.trusted_pickle
             for row in message.calls:
                 if row[5] & PICKLED and not trusted:
                     self._close(MalformedFrame("a pickled call came over a link, which never carries pickle"))
@@ -152,7 +157,9 @@ class PartitionConnection:
         if self._channel is None:
             return  # the client repeats on its next connection and is answered there
         if status == OK_PICKLED and not self._channel.trusted_pickle:
-            status, payload = REFUSED, encode_error(MalformedFrame("this reply can travel over Ray only"))
+            # the call was first made over Ray and is repeated over a link
+            lost = ReplyLost("the call ran, but its reply is one that only pickle can carry, which a link never does")
+            status, payload = RAISED, encode_error(lost)
         self._replies.append((seq, status, payload))
         if not self._flushing:
             self._flushing = True

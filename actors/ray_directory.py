@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from actors.channel import Channel, ChannelHandler, Endpoint, Hello
+from actors.client import Connect
 from actors.coordinator_store import SlotMap
 from actors.errors import ChannelClosed
 from actors.link import connect_link
@@ -110,6 +111,24 @@ class RayDirectory:
         try:
             channel = await self._open(endpoint, session, connection, handler)
         except OSError:
+            self._endpoints.pop(partition, None)
+            raise
+        self._endpoints[partition] = endpoint
+        return channel
+
+    @property
+    def connect_trusted(self) -> Connect | None:
+        """The same for channels that may carry pickles, which always go through Ray; None where only links may."""
+        return None if self._transport == "link" else self._connect_through_ray
+
+    async def _connect_through_ray(
+        self, partition: int, session: bytes, connection: int, handler: ChannelHandler
+    ) -> Channel:
+        endpoint = self._endpoints.get(partition) or await self._resolve(partition)
+        hello = Hello(session, connection, partition, endpoint.epoch)
+        try:
+            channel = await connect_ray(await self._actor(endpoint), hello, handler, self._settings)
+        except ChannelClosed:
             self._endpoints.pop(partition, None)
             raise
         self._endpoints[partition] = endpoint

@@ -1,4 +1,4 @@
-"""Which lane the calls of a slot go to, and how they stay in order while the slot's owner changes."""
+"""Lanes to all partitions: which one the calls of a slot go to, and how they stay in order while its owner changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from actors.address import SLOTS
 from actors.call import IN_FLIGHT, Call, fail
 from actors.connector import back_off_s
 from actors.errors import MainspringError, Overloaded
+from actors.lane import Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from actors.client import Cancellable, Client
-    from actors.lane import Lane
+    from actors.client import Cancellable, Client, Connect
 
 __all__ = ["Detour", "Routes"]
 
@@ -65,10 +65,14 @@ def _seq(call: Call) -> int:
 
 
 class Routes:
-    """The slot table of a client: per slot a lane, a detour, or nothing yet."""
+    """The lanes of one way of connecting, and a table: per slot a lane, a detour, or nothing yet."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, connect: Connect, session: bytes) -> None:
+        """`connect` opens the channels of its lanes; `session` is what their sessions are derived from."""
         self._client = client
+        self.connect = connect
+        self.session = session
+        self.lanes: dict[int, Lane] = {}
         self._directory = client.directory
         self._max_waiting = client.settings.max_queued_calls
         self.table: list[Lane | Detour | None] = [None] * SLOTS
@@ -82,12 +86,35 @@ class Routes:
         self._refresh_wanted = False
         self._refresh_task: asyncio.Task[None] | None = None
 
-    def route(self, slot: int) -> Lane | Detour:
+    def lane(self, partition: int) -> Lane:
+        """The lane to a partition."""
+        lane = self.lanes.get(partition)
+        if lane is None:
+            lane = self.lanes[partition] = Lane(self._client, self, partition)
+        return lane
+
+    def current(self, slot: int) -> Lane | Detour:
         """Where a call of this slot goes now."""
+        if self._directory.map_version != self.version:
+            self.follow_map()
         found = self.table[slot]
         if found is None:
-            found = self.table[slot] = self._client.lane(self._directory.partition_of(slot))
+            found = self.table[slot] = self.lane(self.owner(slot))
         return found
+
+    def owner(self, slot: int) -> int:
+        """The partition that owns a slot by the map."""
+        return self._directory.partition_of(slot)
+
+    def unended(self, slot: int) -> Iterator[Call]:
+        """The calls of a slot that were put here and have not ended. Looks at every call under way."""
+        for lane in self.lanes.values():
+            # One that was given up while it is under way may still be running.
+            yield from (call for call in lane.in_flight.values() if call.slot == slot)
+            yield from (call for call in lane.waiting if call.slot == slot and not call.future.done())
+        detour = self.detours.get(slot)
+        if detour is not None:
+            yield from (call for call in detour.calls() if not call.future.done())
 
     def follow_map(self) -> None:
         """Follow the directory's map if it is a newer one."""
@@ -193,7 +220,7 @@ class Routes:
                 continue
             owner = self._directory.partition_of(detour.slot)
             if owner != detour.lane.partition or not detour.refused or detour.may_probe:
-                self._resume(detour, self._client.lane(owner))
+                self._resume(detour, self.lane(owner))
 
     def _resume(self, detour: Detour, target: Lane) -> None:
         calls = detour.calls()
@@ -268,7 +295,7 @@ class Routes:
 
     def sweep(self, now: float) -> float:
         """End the calls whose deadline has passed. Returns the earliest deadline of those that are left."""
-        earliest = float("inf")
+        earliest = min((lane.sweep(now) for lane in list(self.lanes.values())), default=float("inf"))
         for detour in self.detours.values():
             for call in chain(detour.sent, detour.waiting):
                 if call.deadline <= now:
@@ -277,12 +304,13 @@ class Routes:
                     earliest = call.deadline
         return earliest
 
-    def close(self, describe: Callable[[Call], Exception]) -> asyncio.Task[None] | None:
-        """End every call that waits; returns the task that is ending, if there is one."""
+    def close(self, describe: Callable[[Call], Exception]) -> list[asyncio.Task[None]]:
+        """End every call and close every connection; returns the tasks that are ending."""
         for detour in list(self.detours.values()):
             for call in detour.calls():
                 fail(call.future, describe(call))
             self._remove(detour)
         if self._refresh_task is not None:
             self._refresh_task.cancel()
-        return self._refresh_task
+        endings = [self._refresh_task, *(lane.close(describe) for lane in self.lanes.values())]
+        return [task for task in endings if task is not None]

@@ -313,10 +313,10 @@ def _stop_own_at_exit() -> None:
 
 
 def _restore(name: str, description: RuntimeDescription, transport: Transport) -> Runtime:
-    try:
-        return cast(Runtime, runtime_registry.find(name))
-    except RuntimeNotStarted:
-        return Runtime(name, description, transport=transport, connection=Connection.FOUND, created=False)
+    known = runtime_registry.get(name)
+    if known is not None:
+        return cast(Runtime, known)
+    return Runtime(name, description, transport=transport, connection=Connection.FOUND, created=False)
 
 
 def _defaults() -> Settings:

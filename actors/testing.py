@@ -35,6 +35,8 @@ T = TypeVar("T")
 _CLUSTER_ID = "local"
 #: Loop turns without any progress after which a busy partition is taken to wait for something else than itself.
 _QUIET_TURNS = 25
+#: Loop turns in which a call that was just made has reached its partition.
+_ARRIVAL_TURNS = 10
 #: How long (real time) something that runs elsewhere (a thread, a socket) is waited for before virtual time goes on.
 _PATIENCE_S = 0.25
 
@@ -57,6 +59,16 @@ class _LocalDirectory:
         return None
 
     async def connect(self, partition: int, session: bytes, connection: int, handler: ChannelHandler) -> Channel:
+        return self._connect(partition, session, connection, handler, trusted_pickle=False)
+
+    async def connect_trusted(
+        self, partition: int, session: bytes, connection: int, handler: ChannelHandler
+    ) -> Channel:
+        return self._connect(partition, session, connection, handler, trusted_pickle=True)
+
+    def _connect(
+        self, partition: int, session: bytes, connection: int, handler: ChannelHandler, *, trusted_pickle: bool
+    ) -> Channel:
         found = self._runtime.partitions[partition]
         if found is None or found.stopped:
             raise ChannelClosed(f"partition {partition} is not running")
@@ -66,6 +78,7 @@ class _LocalDirectory:
             Hello(session, connection, partition, found.epoch),
             handler,
             self._runtime.settings.max_frame_bytes,
+            trusted_pickle=trusted_pickle,
         )
 
 
@@ -209,6 +222,8 @@ class LocalRuntime:
 
     async def run_until_idle(self) -> None:
         """Run what is due now, until nothing is running or on its way to disk."""
+        for _ in range(_ARRIVAL_TURNS):
+            await asyncio.sleep(0)
         while True:
             await self._settle()
             if self._virtual is None or not self._virtual.run_due():

@@ -29,6 +29,8 @@ def begin(host: ObjectHost, work: TimerWork) -> bool:
         host.partition.timer_ended(work)
         return False
     now_ms = host.partition.clock.wall_ms()
+    if work.resumed and work.began_ms is not None:
+        now_ms = work.began_ms  # run again: it is told what it was told the first time, or its calls would diverge
     if row.due_ms > now_ms:  # the wall clock was set back since the tick
         host.partition.timer_ended(work)
         host.partition.timer_armed(row.due_ms)

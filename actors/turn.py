@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import enum
 import hashlib
-import pickle
 import random
 import threading
 from collections.abc import Awaitable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from actors import early_commit
+from actors import early_commit, pickled
 from actors.address import ClassRef, slot_of
-from actors.codec import decode, encode
+from actors.codec import decode
 from actors.errors import (
     Overloaded,
     ReadOnlyTurn,
@@ -234,7 +233,7 @@ class Turn:
         self.check()
         is_shared = method in ref.shared_methods
         self._check_chain(ref, key, method, is_shared)
-        data = encode([list(args), kwargs])
+        data, flags = self.host.partition.client.encode_arguments(ref, method, args, kwargs)
         most = self.host.partition.settings.max_args_bytes
         if len(data) > most:
             raise ValueTooLarge(f"arguments of {ref.type_name}.{method}: {len(data):,} bytes (limit {most:,})")
@@ -245,7 +244,7 @@ class Turn:
         self._counts[count_key] = index + 1
         call_id = inside_call_id(self.turn_id, ref.type_name, key, method, index)
         self.outstanding += 1
-        task = asyncio.ensure_future(self._call(ref, key, method, data, call_id, is_shared, timeout_ms))
+        task = asyncio.ensure_future(self._call(ref, key, method, data, flags, call_id, is_shared, timeout_ms))
         self.calls.add(task)
         task.add_done_callback(self._call_ended)
         return task
@@ -268,7 +267,15 @@ class Turn:
             )
 
     async def _call(
-        self, ref: ClassRef, key: str, method: str, data: bytes, call_id: bytes, is_shared: bool, timeout_ms: int | None
+        self,
+        ref: ClassRef,
+        key: str,
+        method: str,
+        data: bytes,
+        flags: int,
+        call_id: bytes,
+        is_shared: bool,
+        timeout_ms: int | None,
     ) -> Any:
         assert self.work is not None
         if is_shared or self.read_only or self.host.interleaved:
@@ -285,6 +292,7 @@ class Turn:
                 key,
                 method,
                 data,
+                flags=flags,
                 timeout_ms=timeout_ms,
                 call_id=call_id,
                 chain=(*self.work.chain, own),
@@ -297,7 +305,7 @@ class Turn:
         if status == OK:
             return decode(payload)
         if status == OK_PICKLED:
-            return pickle.loads(payload)
+            return pickled.load(payload, f"the reply of {ref.type_name}.{method}")
         raise decode_error(payload)
 
     def _call_ended(self, task: asyncio.Future[Any]) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
+from actors import pickled
 from actors.codec import decode, encode
 from actors.durable_object import MethodInfo
-from actors.errors import ValueTooLarge
-from actors.messages import OK, PICKLED, RAISED, REFUSED
+from actors.errors import UnstorableValue, ValueTooLarge
+from actors.messages import OK, OK_PICKLED, PICKLED, RAISED, REFUSED
 from actors.wire_errors import encode_error
 from drivers.tables import CLAIMS, INTENTS, Op
 from drivers.write_set import InboxEntry
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from actors.object_host import ObjectHost
     from actors.turn import Turn
 
-__all__ = ["REPLY_LOST", "CallWork", "Reply", "Work", "call_fingerprint", "raised"]
+__all__ = ["MAY_PICKLE", "REPLY_LOST", "CallWork", "Reply", "Work", "call_fingerprint", "comparable_args", "raised"]
 
 #: (status, payload)
 Reply = tuple[int, bytes]
@@ -31,10 +31,22 @@ Target = Callable[[int, bytes], None]
 _LOST_REPLY = b""
 REPLY_LOST = 255  #: status of a recorded outcome whose reply was too large to keep
 
+#: A flag of work, never on the wire: whoever made the call can be answered with a pickle.
+MAY_PICKLE: Final = 1 << 8
+
 
 def call_fingerprint(method: str, args: bytes) -> bytes:
     """Tells calls with one id and different arguments apart."""
     return hashlib.blake2b(args, digest_size=8, key=method.encode()[:64]).digest()
+
+
+def comparable_args(args: bytes, flags: int, is_nested: bool) -> bytes:
+    """The part of a call's arguments that must be the same whenever its id comes again.
+
+    Pickles of equal values can differ from one process to the next, so those of a turn that is run again prove nothing.
+    Other callers send the very bytes again.
+    """
+    return b"" if is_nested and flags & PICKLED else args
 
 
 class Work:
@@ -121,20 +133,29 @@ class CallWork(Work):
     def is_outside(self) -> bool:
         return self.caller is None
 
+    @property
+    def title(self) -> str:
+        """What is called, for messages."""
+        return f"{self.host.id.type_name}.{self.method.name}"
+
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         if self.flags & PICKLED:
-            pickled: tuple[list[Any], dict[str, Any]] = pickle.loads(self.args)
-            return pickled
-        args, kwargs = decode(self.args)
+            args, kwargs = pickled.load(self.args, f"the arguments of {self.title}")
+        else:
+            args, kwargs = decode(self.args)
         return args, kwargs
 
     def encode_result(self, result: Any, max_bytes: int) -> Reply:
         """The reply. Raises `UnstorableValue` or `ValueTooLarge` when the result can't travel."""
-        payload = encode(result)
+        try:
+            payload = encode(result)
+        except UnstorableValue as refusal:
+            if not self.flags & MAY_PICKLE:
+                raise
+            return OK_PICKLED, pickled.dump(result, f"the reply of {self.title}", max_bytes, refusal)
         if len(payload) > max_bytes:
             raise ValueTooLarge(
-                f"the reply of {self.host.id.type_name}.{self.method.name} takes {len(payload):,} bytes "
-                f"(limit {max_bytes:,}): return less, in pages"
+                f"the reply of {self.title} takes {len(payload):,} bytes (limit {max_bytes:,}): return less, in pages"
             )
         return OK, payload
 
@@ -147,7 +168,7 @@ class CallWork(Work):
             self.turn_id,
             self.host.id.type_name,
             self.host.id.key,
-            call_fingerprint(self.method.name, self.args),
+            call_fingerprint(self.method.name, comparable_args(self.args, self.flags, not self.is_outside)),
             status,
             payload,
             self.caller,

@@ -193,17 +193,16 @@ class GroupCommitter:
             self._executor.submit(self._commit_and_begin, self._committed)
 
     def _judge(self, unit: Unit) -> None:
+        lineage = unit.lineage if isinstance(unit, WriteSet) else None
+        if lineage is not None and lineage.broken is not None and unit.error is None:
+            # whatever becomes of this group, it is not applied: who waits need not wait for a commit
+            unit.finish(WriteSetRejected(f"{lineage.name}: not applied, because an earlier write of the object was not"))
+            return
         self._group.append(unit)  # before anything can fail, so that it is told its end whatever happens
         if unit.error is not None:
             return  # found unwritable on its own
         if isinstance(unit, BatchUnit):
             unit.outcomes = [self._judge_batch(batch) for batch in unit.batches]
-            return
-        lineage = unit.lineage
-        if lineage is not None and lineage.broken is not None:
-            unit.error = WriteSetRejected(
-                f"{lineage.name}: not applied, because an earlier write of the object was not"
-            )
             return
         for guard in unit.guards or ():
             if not guard.holds(self._store.peek(guard.table, guard.key)):

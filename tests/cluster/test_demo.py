@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.readme import ROOT, write_readme_files
+
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 
-
-def run(*arguments: str) -> str:
-    """Run an example from the root of the repository; gives what it printed."""
+def run(*arguments: str, directory: Path = ROOT) -> str:
+    """Run a module from a directory; gives what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "100"},
+        cwd=directory,
+        env={**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=110,
@@ -54,3 +54,9 @@ def test_the_quickstart_runs_on_ray() -> None:
         "bought: {'apple': 2}",
         "refused: apple: 9 wanted, 8 there",
     ]
+
+
+def test_the_tour_of_the_readme_runs_on_ray(tmp_path: Path) -> None:
+    write_readme_files(tmp_path)
+    lines = run("shop", directory=tmp_path).splitlines()
+    assert lines == ["bought {'apple': 2}", "refused apple: 100 wanted", "['alice', 'bob']"]

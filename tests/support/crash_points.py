@@ -47,8 +47,8 @@ class CommitControl:
         #: the partition whose commit was stopped
         self.stopped_partition: int | None = None
         self._stopped = asyncio.Event()
-        self._failures: list[BaseException] = []
-        self._fails: Callable[[], BaseException | None] | None = None
+        self._failures = 0
+        self._fail_at = 0
         self._held: list[Callable[[], None]] | None = None
 
     @property
@@ -61,11 +61,11 @@ class CommitControl:
 
     def fail_next(self, count: int = 1) -> None:
         """Let the next commits fail for certain (a full disk)."""
-        self._failures += [disk_full() for _ in range(count)]
+        self._failures += count
 
-    def fail_when(self, decide: Callable[[], BaseException | None]) -> None:
-        """Ask `decide` before each commit."""
-        self._fails = decide
+    def fail_at(self, number: int) -> None:
+        """Let one later commit fail for certain, counted from 1 since the beginning."""
+        self._fail_at = number
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -92,9 +92,9 @@ class CommitControl:
             self.stopped_partition = executor.partition
             self._stopped.set()
             return
-        failure = self._failures.pop(0) if self._failures else None if self._fails is None else self._fails()
-        if failure is not None:
-            done(None, failure)
+        if self._failures or self.commits == self._fail_at:
+            self._failures = max(0, self._failures - 1)
+            done(None, disk_full())
             return
         try:
             result = job()
@@ -183,6 +183,7 @@ async def crash_when_stopped(runtime: LocalRuntime, control: CommitControl, *, a
     try:
         yield
     finally:
+        control.crash_at = 0
         if not control.stopped:
             watcher.cancel()
         await asyncio.wait([watcher])

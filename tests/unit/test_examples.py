@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -23,8 +24,8 @@ from examples.package_registry.ingest import Distribution, Environment, File, Pa
 from examples.package_registry.keys import author_key, left_unfinished
 from examples.package_registry.uploads import Namespaces, Uploader
 from examples.package_registry.verify import Check, Verifier
+from tests.support.readme import ROOT, write_readme_files
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 TTL = timedelta(seconds=2)
 FILES = 200
 REPOSITORY = "r"
@@ -134,6 +135,20 @@ def test_the_quickstart_runs_without_ray() -> None:
         "in the cart: {'apple': 2, 'pear': 1}",
         "reminders after half an hour and a crash: 1",
     ]
+
+
+def test_the_tour_of_the_readme_works_in_process(tmp_path: Path) -> None:
+    assert write_readme_files(tmp_path) == {"cart.py", "shop.py", "test_cart.py"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import test_cart; test_cart.test_an_abandoned_cart_is_emptied()"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # --- upload sessions ----------------------------------------------------------------------------------

@@ -877,7 +877,7 @@ async def test_case_102_every_object_knows_its_key(rt: LocalRuntime) -> None:
     for stub in (rt.namespace(Sleeper).get("k" * MAX_KEY_BYTES), rt.namespace(Sleeper).unique()):
         LOG.clear()
         await stub.hit()
-        assert LOG == [f"born {stub.key}"]
+        assert [f"born {stub.key}"] == LOG
 
 
 async def test_case_103_evict_keeps_storage_and_alarm_and_tells_whether_there_was_something(rt: LocalRuntime) -> None:
