@@ -29,8 +29,8 @@ class ObjectId:
 class ClassRef:
     """What a process says of a class so that a partition can find it.
 
-    `shipped` is the class itself by value, only for classes that no other process could import. `shared_methods`
-    names the methods that only read.
+    `shipped` is the class itself by value, only for classes that no other process could import; `digest` tells one
+    definition of such a class from the next. `shared_methods` names the methods that only read.
     """
 
     type_name: str
@@ -38,6 +38,7 @@ class ClassRef:
     qualname: str
     shipped: bytes | None = None
     shared_methods: frozenset[str] = frozenset()
+    digest: bytes | None = None
 
 
 def slot_of(type_name: str, key: str) -> int:

@@ -8,39 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from actors.address import ObjectId, slot_of
 from actors.codec import decode, encode
+from actors.dead_letters import DeadLetter
 from actors.durable_object import ClassInfo
-from actors.errors import InvalidOption, MainspringError, Overloaded, UnknownTimer
+from actors.errors import InvalidOption, MainspringError, Overloaded
 from actors.messages import OK, REFUSED
+from actors.object_timers import redriven_name
 from actors.wire_errors import encode_error
 from actors.write_buffer import DirectoryRow
 from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, Op
 from drivers.write_set import WriteSet
+from timers.schedule import TimerSpec
 
 if TYPE_CHECKING:
     from actors.partition import Partition
 
-__all__ = ["Admin", "DeadLetter"]
+__all__ = ["Admin"]
 
 Reply = Callable[[int, bytes], None]
 #: Rows that one request may ask for.
 MAX_ROWS = 10_000
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A timer whose tries were used up. `attempts` counts its runs, `crashes` the processes that died of it."""
-
-    id: int
-    partition: int
-    type_name: str
-    key: str
-    kind: int
-    name: str
-    due_ms: int
-    attempts: int
-    crashes: int
-    error: str
-    created_ms: int
 
 
 class Admin:
@@ -136,29 +122,26 @@ class Admin:
             created_ms,
         )
 
-    def _get_letter(self, number: int) -> tuple[Any, ...]:
-        values = self._partition.store.get(DEAD_LETTERS, (number,))
-        if values is None:
-            raise UnknownTimer(f"partition {self._partition.config.partition} has no dead letter {number}")
-        return values
-
     def _discard(self, number: int) -> Any:
-        self._get_letter(number)
+        if self._partition.store.get(DEAD_LETTERS, (number,)) is None:
+            return False  # dealt with already, perhaps by this very request: it is repeated after a lost connection
         return self._commit([(DEAD_LETTERS, (number,), None)], True)
 
     def _redrive(self, number: int) -> Any:
-        """Set the timer again, due now, with a new generation and all its tries."""
+        """Run the letter's timer again, due now, as a one-shot with all its tries."""
         partition = self._partition
-        type_name, key, kind, name, _due, _attempts, _crashes, _error, spec, _created = self._get_letter(number)
+        letter = partition.store.get(DEAD_LETTERS, (number,))
+        if letter is None:
+            return False
+        type_name, key, kind, name, _due, _attempts, _crashes, _error, packed, _created = letter
         info = partition.classes.get(type_name)
         if not isinstance(info, ClassInfo):
             raise info if info is not None else Overloaded(f"class {type_name} is being loaded: try again")
         host = partition.host(info, ObjectId(type_name, key, slot_of(type_name, key)))
-        if host.directory().get(name) is not None:
-            raise InvalidOption(
-                f"{host.id} has a timer {name!r} again already: cancel it first, or discard this letter"
-            )
-        write_set = host.put_timer(name, kind, spec, [(DEAD_LETTERS, (number,), None)])
+        # A recurring timer goes on beside its dead letters, and an alarm may have been set again: this run has a
+        # name of its own, so that it takes nobody's place.
+        spec = TimerSpec.from_bytes(packed).once(partition.clock.wall_ms())
+        write_set = host.put_timer(redriven_name(number, name), kind, spec, [(DEAD_LETTERS, (number,), None)])
         return _Durable(write_set, True)
 
     def _commit(self, ops: list[Op], value: Any) -> Any:

@@ -152,18 +152,23 @@ class Admission:
     def _take(self, work: CallWork) -> None:
         self.calls += 1
         self._running[work.turn_id] = work
-        if work.caller is not None:
-            work.host.enqueue(work)  # belongs to a turn that has been admitted already
+        start = partial(work.host.enqueue, work)
+        careful = self._partition.careful
+        is_suspect = work.is_repeat and careful.unclean
+        if work.caller is not None:  # belongs to a turn that has been admitted already
+            if is_suspect:
+                careful.suspect_inner(work, start)
+            else:
+                start()
             return
         self._held += 1
         work.counted = True
-        careful = self._partition.careful
-        if work.is_repeat and careful.unclean:
-            careful.suspect(work, partial(work.host.enqueue, work))
+        if is_suspect:
+            careful.suspect(work, start)
         elif careful.active:
-            careful.admit(partial(work.host.enqueue, work))
+            careful.admit(start)
         else:
-            work.host.enqueue(work)
+            start()
 
     def work_ended(self, work: Work) -> None:
         """The call has been answered."""

@@ -36,7 +36,8 @@ class Barrier:
     """The calls of one place: those of one kind go on only when all of the other kind have ended.
 
     Two lanes keep no common order, so it is made here. Calls of the same kind follow each other without waiting, as
-    their lane keeps their order.
+    their lane keeps their order. The price: a call can't be what lets an earlier one of the other kind end, which
+    would otherwise work with an interleaved class; it waits until that one has timed out.
     """
 
     __slots__ = ("_barriers", "_is_pickled", "_out", "place", "queue")

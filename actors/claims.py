@@ -21,7 +21,8 @@ CALL_CLAIM = "call"
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of the claims table. `crashes` counts processes that died while this ran alone."""
+    """One row of the claims table. `crashes` counts processes that died while this ran alone, `let_go` how often it
+    took too long to be left alone."""
 
     turn_id: bytes
     kind: str
@@ -30,21 +31,24 @@ class Claim:
     name: str
     generation: int
     alone: bool
+    let_go: int
     crashes: int
 
     @classmethod
     def of_row(cls, row: Key) -> Claim:
-        turn_id, kind, class_name, key, name, generation, alone, crashes = row
-        return cls(turn_id, kind, class_name, key, name, generation, bool(alone), crashes)
+        turn_id, kind, class_name, key, name, generation, alone, let_go, crashes = row
+        return cls(turn_id, kind, class_name, key, name, generation, bool(alone), let_go, crashes)
 
     @classmethod
-    def of(cls, work: Work, *, alone: bool, crashes: int = 0) -> Claim:
+    def of(cls, work: Work, *, alone: bool, let_go: int = 0, crashes: int = 0) -> Claim:
         if isinstance(work, TimerWork):
             kind, name, generation = TIMER_CLAIM, work.row.name, work.row.generation
         else:
             assert isinstance(work, CallWork)
             kind, name, generation = CALL_CLAIM, work.method.name, 0
-        return cls(work.turn_id, kind, work.host.id.type_name, work.host.id.key, name, generation, alone, crashes)
+        return cls(
+            work.turn_id, kind, work.host.id.type_name, work.host.id.key, name, generation, alone, let_go, crashes
+        )
 
 
 def claim_op(claim: Claim) -> Op:
@@ -56,6 +60,7 @@ def claim_op(claim: Claim) -> Op:
         claim.name,
         claim.generation,
         int(claim.alone),
+        claim.let_go,
         claim.crashes,
     )
     return (CLAIMS, (claim.turn_id,), values)

@@ -20,11 +20,12 @@ FetchClass = Callable[[str], Awaitable[bytes | None]]
 _MAIN = "__main__"
 
 
-def revive_class(data: bytes) -> type[DurableObject]:
+def revive_class(data: bytes, qualname: str) -> type[DurableObject]:
     """A class that was shipped by value. Only bytes that came through Ray may be given here: this runs code."""
     import cloudpickle
 
     cls: type[DurableObject] = cloudpickle.loads(data)
+    cls.__qualname__ = qualname  # the pickle does not carry it, and other partitions know the class by it
     return cls
 
 
@@ -43,8 +44,11 @@ class ClassTable:
         }
         self._stored = set(self._refs)
         self._loaded: dict[str, ClassInfo | MainspringError] = {}
+        self._older: dict[str, ClassInfo] = {}
         self._loading: dict[str, list[Callable[[], None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        #: told the type name of a class whose loaded definition is not the newest: its idle objects must be rebuilt
+        self.on_outdated: Callable[[str], None] = _ignore
 
     def add(self, cls: type[DurableObject]) -> ClassInfo:
         """Make a class of this process known. Raises `DuplicateTypeName`."""
@@ -52,6 +56,9 @@ class ClassTable:
         known = self._loaded.get(info.type_name)
         if isinstance(known, ClassInfo) and known.cls is not cls and not _same_place(known.ref, info.ref):
             raise _duplicate(known.ref, info.ref)
+        if self._is_shipped(info.type_name):
+            # Another shipped class that refers to this one may have brought an older definition along.
+            return known if isinstance(known, ClassInfo) else info
         self._loaded[info.type_name] = info
         self._refs[info.type_name] = info.ref
         self._remember(info.ref)
@@ -67,7 +74,19 @@ class ClassTable:
             self._loaded.pop(ref.type_name, None)
         elif isinstance(self._loaded.get(ref.type_name), MainspringError):
             del self._loaded[ref.type_name]  # asked for again: the module may be there by now
+        if known is not None and known.digest is not None and ref.digest is None and _same_place(known, ref):
+            return  # told by an object, which does not know that the class was shipped
         self._refs[ref.type_name] = ref
+        if known is not None and ref.digest not in (None, known.digest) and ref.type_name in self._loaded:
+            # Defined again, or told by a process that does not know the newest definition: the coordinator does.
+            outdated = self._loaded.pop(ref.type_name)
+            if isinstance(outdated, ClassInfo):
+                self._older[ref.type_name] = outdated
+            self.on_outdated(ref.type_name)
+
+    def _is_shipped(self, type_name: str) -> bool:
+        ref = self._refs.get(type_name)
+        return ref is not None and ref.digest is not None
 
     def get(self, type_name: str) -> ClassInfo | MainspringError | None:
         """The class, the error that says why it can't be had, or None while it is being loaded."""
@@ -94,7 +113,7 @@ class ClassTable:
             del self._loaded[type_name]
 
     def _load(self, ref: ClassRef) -> None:
-        if ref.shipped is None and ref.module != _MAIN and _is_imported(ref.module):
+        if not _comes_by_value(ref) and _is_imported(ref.module):
             self._finish(ref, self._find(ref))
             return
         self._loading[ref.type_name] = []
@@ -106,6 +125,9 @@ class ClassTable:
         result: ClassInfo | MainspringError
         try:
             result = await self._import(ref)
+            while self._refs[ref.type_name].digest != ref.digest:  # defined again meanwhile
+                ref = self._refs[ref.type_name]
+                result = await self._import(ref)
         except Exception as error:  # an import runs the application's code, which may raise anything
             result = ClassNotImportable(
                 f"{ref.type_name} ({ref.module}.{ref.qualname}) can't be imported in the partition's process: "
@@ -118,16 +140,22 @@ class ClassTable:
             callback()
 
     async def _import(self, ref: ClassRef) -> ClassInfo | MainspringError:
-        if ref.module == _MAIN or "<locals>" in ref.qualname or ref.shipped is not None:
+        if _comes_by_value(ref):
             shipped = ref.shipped
             if shipped is None and self._fetch is not None:
-                shipped = await self._fetch(ref.type_name)
+                try:
+                    shipped = await self._fetch(ref.type_name)
+                except MainspringError:
+                    older = self._older.get(ref.type_name)
+                    if older is None:
+                        raise
+                    return older  # without a coordinator objects go on with what they have
             if shipped is None:
                 return ClassNotImportable(
                     f"{ref.type_name} is defined in {ref.module} ({ref.qualname}), which only its own process has. "
                     "Move it to a module that the workers can import."
                 )
-            return class_info(revive_class(shipped))
+            return class_info(revive_class(shipped, ref.qualname))
         await asyncio.to_thread(importlib.import_module, ref.module)
         return self._find(ref)
 
@@ -148,6 +176,7 @@ class ClassTable:
 
     def _finish(self, ref: ClassRef, result: ClassInfo | MainspringError) -> None:
         self._loaded[ref.type_name] = result
+        self._older.pop(ref.type_name, None)
         if isinstance(result, ClassInfo):
             self._remember(ref)
 
@@ -155,6 +184,16 @@ class ClassTable:
         if ref.type_name not in self._stored:
             self._stored.add(ref.type_name)
             self._persist([(CLASSES, (ref.type_name,), (ref.module, ref.qualname))])
+
+
+def _ignore(type_name: str) -> None:
+    return None
+
+
+def _comes_by_value(ref: ClassRef) -> bool:
+    """Whether only the process that defined the class could find it by its name."""
+    is_shipped = ref.shipped is not None or ref.digest is not None
+    return is_shipped or ref.module == _MAIN or "<locals>" in ref.qualname
 
 
 def _is_imported(module: str) -> bool:

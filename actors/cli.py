@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +18,9 @@ from actors.errors import MainspringError
 from drivers.inspection import DEAD_LETTERS, OBJECTS, TIMERS, find_partitions, integrity, read_all
 from timers.registry import TimerKind
 
+if TYPE_CHECKING:
+    from actors.runtime import Runtime
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Durable objects on Ray: look into a runtime or into its files.", no_args_is_help=True)
@@ -26,6 +29,8 @@ errors = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path, typer.Argument(help="The data directory of a runtime.", exists=True, file_okay=False)]
+RuntimeName = Annotated[str, typer.Option("--name", help="Name of the runtime.")]
+ClusterAddress = Annotated[str | None, typer.Option("--address", help="Ray cluster; default: the one nearby.")]
 Limit = Annotated[int, typer.Option(help="Rows to show at most.", min=1, max=10_000)]
 
 
@@ -63,25 +68,23 @@ def version() -> None:
     typer.echo(package_version("mainspring"))
 
 
-@app.command()
-def status(
-    name: Annotated[str, typer.Option(help="Name of the runtime.")] = "default",
-    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; default: the one nearby.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """What the partitions of a running runtime are doing."""
+@contextmanager
+def _connected(name: str, address: str | None) -> Iterator[Runtime]:
     from actors.runtime import Runtime
 
-    with _explained():
-        runtime = Runtime.connect(name, address=address or "auto")
-        try:
-            document = runtime.status()
-        finally:
-            runtime.close()
-    if as_json:
-        typer.echo(json.dumps(document, indent=2, default=str))
-    else:
-        console.print_json(json.dumps(document, default=str))
+    runtime = Runtime.connect(name, address=address or "auto")
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+
+
+@app.command()
+def status(name: RuntimeName = "default", address: ClusterAddress = None) -> None:
+    """What the partitions of a running runtime are doing, as JSON."""
+    with _explained(), _connected(name, address) as runtime:
+        document = json.dumps(runtime.status(), indent=2, default=str)
+    typer.echo(document)
 
 
 def _kind(number: int) -> str:
@@ -142,6 +145,40 @@ def dead_letters(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False)
             for number, row in read_all(data_dir, DEAD_LETTERS, limit=limit)
         ]
     _show("dead letters", rows[:limit], as_json)
+
+
+@app.command()
+def redrive(
+    partition: Annotated[int, typer.Argument(help="The partition that has the dead letter.")],
+    letter: Annotated[int, typer.Argument(help="Its id there.")],
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
+) -> None:
+    """Run a dead letter again, with all its tries."""
+    _deal_with("redrive", partition, letter, name, address)
+
+
+@app.command()
+def discard(
+    partition: Annotated[int, typer.Argument(help="The partition that has the dead letter.")],
+    letter: Annotated[int, typer.Argument(help="Its id there.")],
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
+) -> None:
+    """Forget a dead letter."""
+    _deal_with("discard", partition, letter, name, address)
+
+
+def _deal_with(operation: str, partition: int, letter: int, name: str, address: str | None) -> None:
+    with _explained(), _connected(name, address) as runtime:
+
+        async def ask() -> bool:
+            done: bool = await runtime.client().admin(partition, operation, [letter])
+            return done
+
+        if not runtime.run_sync(ask):
+            raise MainspringError(f"partition {partition} has no dead letter {letter} (any more)")
+    typer.echo(f"{operation}: done")
 
 
 @app.command()

@@ -72,7 +72,6 @@ __all__ = [
     "TurnOver",
     "TurnTimeout",
     "UnknownClass",
-    "UnknownTimer",
     "UnstorableValue",
     "UnsupportedFilesystem",
     "ValueTooLarge",
@@ -235,10 +234,6 @@ class TransactionClosed(MainspringError, RuntimeError):
 
 class TooManyTimers(MainspringError):
     """The object already has as many timers as the limit allows."""
-
-
-class UnknownTimer(MainspringError, LookupError):
-    """No dead letter or timer with that id exists."""
 
 
 # --- link -----------------------------------------------------------------------------------------

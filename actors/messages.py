@@ -5,7 +5,7 @@ Client to partition::
     [1, acks, calls]           acks: flat inclusive ranges [lo, hi, ...] of seqs that need no reply any more
         call = [seq, type_name, key, method, args, flags, timeout_ms, extra]
         extra = None | [call_id, chain, caller]    chain = [[type, key], ...], caller = [type, key, turn_id] | None
-    [2, classes]               class = [type_name, module, qualname, shipped | None]
+    [2, classes]               class = [type_name, module, qualname, shipped | None, digest | None]
     [3, call_ids]              release of inside call ids: the outcome of the calling turn is durable
     [4, seq, callers]          sweep question, caller = [type, key, turn_id]
     [5, seq, op, args]         admin request
@@ -208,7 +208,8 @@ def encode_calls(acks: Sequence[int], calls: Sequence[Any]) -> bytes:
 
 def encode_classes(refs: Sequence[ClassRef]) -> bytes:
     """Tell a partition where to find classes."""
-    return _pack((CLASSES, [(ref.type_name, ref.module, ref.qualname, ref.shipped) for ref in refs]))
+    rows = [(ref.type_name, ref.module, ref.qualname, ref.shipped, ref.digest) for ref in refs]
+    return _pack((CLASSES, rows))
 
 
 def encode_release(call_ids: Sequence[bytes]) -> bytes:
@@ -333,11 +334,13 @@ def _check_call(call: Any) -> None:
 
 
 def _class_ref(row: Any) -> ClassRef:
-    type_name, module, qualname, shipped = row
+    type_name, module, qualname, shipped, digest = row
     _check_row((type_name, module, qualname), (str, str, str))
     if shipped is not None and type(shipped) is not bytes:
         raise ValueError(f"a shipped class is bytes, not {_shown(shipped)}")
-    return ClassRef(type_name, module, qualname, shipped)
+    if digest is not None and type(digest) is not bytes:
+        raise ValueError(f"a digest is bytes, not {_shown(digest)}")
+    return ClassRef(type_name, module, qualname, shipped, digest=digest)
 
 
 def _check_ranges(flat: Any) -> None:

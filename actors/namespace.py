@@ -223,11 +223,12 @@ class Namespace:
         ref: ClassRef | None = None,
         runtime_name: str | None = None,
     ) -> None:
-        """`ids` makes the keys of `unique()`. Without `port` and `info`, as after unpickling, the runtime is looked
-        up by name at each use and method names are checked by the partition alone."""
+        """`ids` makes the keys of `unique()`; `ref` takes the place of the one in `info`. Without `port` and `info`, as
+        after unpickling, the runtime is looked up by name at each use and method names are checked by the partition
+        alone."""
         self._port = port
         self._info = info
-        self._ref = info.ref if info is not None else _given(ref, "ref")
+        self._ref = info.ref if info is not None and ref is None else _given(ref, "ref")
         self._runtime_name = port.name if port is not None else _given(runtime_name, "runtime_name")
         self._ids = ids if ids is not None else _random_key
 

@@ -28,6 +28,7 @@ from actors.write_buffer import DirectoryRow, WriteBuffer
 from drivers.clock import Handle
 from drivers.tables import Op
 from drivers.write_set import Lineage, WriteSet
+from timers.schedule import TimerSpec
 
 if TYPE_CHECKING:
     from actors.partition import Partition
@@ -66,6 +67,8 @@ class ObjectHost:
         self.rerun: Handle | None = None
         #: a turn of before the last crash must run before all others; it has not come yet
         self.recovering = False
+        #: its class has a newer definition: it leaves memory as soon as it has nothing to do
+        self.outdated = False
         self._idle: Handle | None = None
         self._idle_since_ns = 0
 
@@ -125,12 +128,12 @@ class ObjectHost:
         self.recovering = False
         self.enqueue(work, front=True)
 
-    def put_timer(self, name: str, kind: int, spec: bytes, extra: list[Op]) -> WriteSet:
-        """Set a timer, due now, from its stored spec: for dead letters that are run again."""
-        now_ms = self.partition.clock.wall_ms()
+    def put_timer(self, name: str, kind: int, spec: TimerSpec, extra: list[Op]) -> WriteSet:
+        """Set a timer outside any turn: for dead letters that are run again."""
+        due_ms = spec.first_due_ms
         generation = self.partition.counters.take_generation()
         buffer = WriteBuffer()
-        buffer.top.timers[name] = DirectoryRow(0, name, kind, now_ms, generation, now_ms, 0, 0, 0, spec)
+        buffer.top.timers[name] = DirectoryRow(0, name, kind, due_ms, generation, due_ms, 0, 0, 0, spec.to_bytes())
         return self.state.hand_over(buffer.top, extra=extra)
 
     def pump(self) -> None:
@@ -387,7 +390,9 @@ class ObjectHost:
     def became_idle(self) -> None:
         self._idle_since_ns = self.partition.clock.monotonic_ns()
         self.partition.host_idle.set()
-        if self._idle is None:
+        if self.outdated:
+            self.partition.evict(self)
+        elif self._idle is None:
             self._idle = self.partition.clock.call_later(self._idle_timeout_ms(), self._look_idle)
 
     def _idle_timeout_ms(self) -> int:

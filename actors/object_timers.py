@@ -24,7 +24,23 @@ _MAX_NAME_BYTES = 512
 ALARM_NAME = ""
 #: Runs `on_alarm_exhausted`: a timer of the runtime's own; the NUL keeps it apart from what applications may name.
 EXHAUSTED_TIMER = "\0exhausted"
-INTERNAL_NAMES = frozenset({ALARM_NAME, EXHAUSTED_TIMER})
+#: Begins the name of a dead letter's timer that is run again; the number keeps several apart.
+_REDRIVEN = "\0redriven\0"
+
+
+def redriven_name(number: int, name: str) -> str:
+    """The name under which dead letter `number` of the timer `name` is run again."""
+    return f"{_REDRIVEN}{number}\0{name}"
+
+
+def shown_name(name: str) -> str:
+    """The name that the application gave."""
+    return name[len(_REDRIVEN) :].partition("\0")[2] if name.startswith(_REDRIVEN) else name
+
+
+def is_internal(name: str) -> bool:
+    """Whether the timer is the alarm or one of the runtime's own, and not one that the application named."""
+    return name == ALARM_NAME or name.startswith("\0")
 
 
 @dataclass(frozen=True)
@@ -143,7 +159,7 @@ class ObjectTimers:
     def list(self) -> list[TimerState]:
         """All named timers, by name. The alarm is not among them."""
         rows = self.rows(self._host.reading_turn())
-        return [self._state(row) for row in sorted(rows, key=lambda row: row.name) if row.name not in INTERNAL_NAMES]
+        return [self._state(row) for row in sorted(rows, key=lambda row: row.name) if not is_internal(row.name)]
 
     # --- rows, for storage and turns ------------------------------------------------------------
 
@@ -248,7 +264,7 @@ class ObjectTimers:
 def timer_info(row: DirectoryRow, spec: TimerSpec, fired_ms: int, missed: int) -> TimerInfo:
     """What the handler of this row is told."""
     payload = decode(spec.payload) if spec.payload else None
-    return TimerInfo(row.name, row.first_due_ms, fired_ms, row.attempt, row.generation, missed, payload)
+    return TimerInfo(shown_name(row.name), row.first_due_ms, fired_ms, row.attempt, row.generation, missed, payload)
 
 
 def failed_row(row: DirectoryRow, spec: TimerSpec, now_ms: int, seed: bytes) -> DirectoryRow | None:

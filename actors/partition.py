@@ -21,6 +21,7 @@ from actors.client import Client, Directory
 from actors.durable_object import ClassInfo, DurableObject
 from actors.errors import (
     ChannelClosed,
+    DataMissing,
     MainspringError,
     WrongThread,
 )
@@ -112,6 +113,7 @@ class Partition:
         )
         self.committer.start()
         self.classes = ClassTable(self.store, self.persist, config.fetch_class)
+        self.classes.on_outdated = self._rebuild_objects
         self.dispatcher = TimerDispatcher(self)
         self.registry = TimerRegistry()
         self._ticker = Ticker(
@@ -123,7 +125,7 @@ class Partition:
             user_tick=self.dispatcher.tick,
             poll_ms=driver.poll_ms,
         )
-        self.careful = Careful(self, not self.store.was_clean, recovery.crashes)
+        self.careful = Careful(self, not self.store.was_clean, recovery.crashes, recovery.let_go)
         self._admin = Admin(self)
         self._sweep = InboxSweep(self)
         self.inbox.on_entries = self._sweep.nudge
@@ -157,7 +159,12 @@ class Partition:
             min_commit_seq=config.min_commit_seq,
         )
         try:
-            if config.create and opened.store.commit_seq == 0:
+            if opened.store.commit_seq == 0:  # new, or its creation was cut short: nothing else is its first commit
+                if not config.slots:
+                    raise DataMissing(
+                        f"partition {config.partition}: its creation was never completed, and its slots are not known "
+                        "here. It is completed once the coordinator answers."
+                    )
                 _write_slots(opened.store, config.slots)
             recovery = recover(
                 opened.store,
@@ -341,6 +348,12 @@ class Partition:
         host.stop_instance()
         return True
 
+    def _rebuild_objects(self, type_name: str) -> None:
+        """The class has a newer definition: its objects leave memory, now or when their turns have ended."""
+        for host in [host for host in self._hosts.values() if host.id.type_name == type_name]:
+            if not self.evict(host):
+                host.outdated = True
+
     def deletion_ended(self, type_name: str, key: str) -> None:
         del self.deletions[type_name, key]
 
@@ -377,12 +390,13 @@ class Partition:
 
     def start_timer(self, work: TimerWork) -> None:
         """Queue a due timer's turn; fresh ones wait while suspects run."""
+        start = partial(work.host.enqueue, work)
         if work.suspected:
-            self.careful.suspect(work, partial(work.host.enqueue, work))
-        elif self.careful.active:
-            self.careful.admit(partial(work.host.enqueue, work))
+            self.careful.suspect(work, start)
+        elif self.careful.unclean or self.careful.active:
+            self.careful.admit_timer(work, start)
         else:
-            work.host.enqueue(work)
+            start()
 
     def timer_ended(self, work: TimerWork, *, retry: bool = False) -> None:
         self.dispatcher.ended(work, retry=retry)

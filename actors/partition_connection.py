@@ -104,6 +104,9 @@ class PartitionConnection:
                     return
                 backlog.append(partial(admit, self, row))
         elif isinstance(message, Classes):
+            if not self.trusted_pickle and any(ref.shipped is not None for ref in message.classes):
+                self._close(MalformedFrame("a class came by value over a link, which never carries pickle"))
+                return
             backlog.append(partial(self.partition.tell_classes, self, message.classes))
         elif isinstance(message, Release):
             backlog.append(partial(self.partition.release_ids, message.call_ids))

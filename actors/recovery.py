@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from actors.claims import TIMER_CLAIM, Claim
+from actors.claims import TIMER_CLAIM, Claim, claim_op
 from actors.errors import PoisonCall
 from actors.messages import REFUSED
 from actors.timer_work import dead_letter_op
@@ -38,11 +38,13 @@ class Intent:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What recovery found. `suspects` are (class, key, timer name) of timers that ran; `crashes` are by turn id."""
+    """What recovery found. `suspects` are (class, key, timer name) of timers that ran; `crashes` and `let_go` are by
+    turn id."""
 
     intents: list[Intent]
     suspects: list[tuple[str, str, str]]
     crashes: dict[bytes, int]
+    let_go: dict[bytes, int]
     poisoned: list[str]
 
 
@@ -63,7 +65,7 @@ def recover(store: Store, *, unclean: bool, crash_limit: int, misfire_limit: int
         store.rollback()
         raise
     intents = [Intent(c, k, turn_id, msgpack.unpackb(packed)) for c, k, turn_id, packed in store.scan(INTENTS)]
-    return Recovery(intents, work.suspects, work.crashes, work.poisoned)
+    return Recovery(intents, work.suspects, work.crashes, work.let_go, work.poisoned)
 
 
 class _Recovery:
@@ -75,11 +77,14 @@ class _Recovery:
         self.ops: list[Op] = []
         self.suspects: list[tuple[str, str, str]] = []
         self.crashes: dict[bytes, int] = {}
+        self.let_go: dict[bytes, int] = {}
         self.poisoned: list[str] = []
 
     def claim(self, claim: Claim, unclean: bool) -> None:
         crashed = claim.alone and unclean
         crashes = claim.crashes + crashed
+        if claim.let_go:
+            self.let_go[claim.turn_id] = claim.let_go
         if claim.kind == TIMER_CLAIM:
             self._timer(claim, crashed)
             self.ops.append((CLAIMS, (claim.turn_id,), None))
@@ -88,8 +93,7 @@ class _Recovery:
         else:
             self.crashes[claim.turn_id] = crashes
             if crashed:
-                values = (claim.kind, claim.class_name, claim.key, claim.name, claim.generation, 0, crashes)
-                self.ops.append((CLAIMS, (claim.turn_id,), values))
+                self.ops.append(claim_op(replace(claim, alone=False, crashes=crashes)))
 
     def _timer(self, claim: Claim, crashed: bool) -> None:
         oid = self._store.find_object(claim.class_name, claim.key)
@@ -116,6 +120,7 @@ class _Recovery:
         )
         number = self._store.counters.take_id()
         self.ops.append(dead_letter_op(number, claim.class_name, claim.key, row, text, self._now_ms, row.attempt))
+        self._drop_intent(claim)
         self.poisoned.append(f"{claim.class_name}/{claim.key} timer {claim.name!r}")
         spec = TimerSpec.from_bytes(row.spec)
         following = advance(spec, row.first_due_ms, max(self._now_ms, row.first_due_ms), self._misfire_limit)
@@ -137,9 +142,14 @@ class _Recovery:
         number = self._store.commit_seq + 1
         packed = [*self._packed_so_far(number), entry]
         self.ops.append((INBOX, (number,), (msgpack.packb(packed),)))
-        self.ops.append((INTENTS, (claim.class_name, claim.key), None))
+        self._drop_intent(claim)
         self.ops.append((CLAIMS, (claim.turn_id,), None))
         self.poisoned.append(f"{claim.class_name}/{claim.key}.{claim.name}")
+
+    def _drop_intent(self, claim: Claim) -> None:
+        intent = self._store.get(INTENTS, (claim.class_name, claim.key))
+        if intent is not None and intent[0] == claim.turn_id:  # not that of another turn, which must still be run
+            self.ops.append((INTENTS, (claim.class_name, claim.key), None))
 
     def _packed_so_far(self, number: int) -> list[object]:
         for table, key, values in reversed(self.ops):

@@ -11,6 +11,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -18,11 +19,13 @@ from typing import Any, TypeVar, cast
 import cloudpickle
 import ray
 
+from actors.address import ClassRef
 from actors.client import Client
 from actors.cluster_file import OWN_ENTRIES, ClusterFile
 from actors.coordinator import RuntimeDescription
 from actors.coordinator_store import ClassDefinition, balanced_ranges
 from actors.current import CURRENT
+from actors.dead_letters import DeadLetters
 from actors.durable_object import DurableObject, class_info
 from actors.errors import InvalidOption, RuntimeNotStarted, WrongPartition
 from actors.io_loop import ClientPool, IoLoop, ensure_no_loop
@@ -48,7 +51,7 @@ _REGISTER_TIMEOUT_S = 5.0
 _GONE_WAIT_MS = 10_000
 
 
-class Runtime:
+class Runtime(DeadLetters):
     """A running set of partitions, and this process's access to them.
 
     `Runtime.start` starts one (or joins it when it runs already), `Runtime.connect` finds one by name. Used as a
@@ -74,7 +77,7 @@ class Runtime:
         )
         self._io = IoLoop()
         self._pool = ClientPool(lambda: Client(self._directory, self.settings))
-        self._registered: dict[str, type[DurableObject]] = {}
+        self._registered: dict[str, tuple[type[DurableObject], ClassRef]] = {}
         self._closed = False
         runtime_registry.register(self)
         _live.add(self)
@@ -168,14 +171,17 @@ class Runtime:
         """The objects of a class. Raises `InvalidClassOption`, and `DuplicateTypeName` for a second class of a name.
 
         A class that other processes can't import (from `__main__`, a notebook, or inside a function) is sent to the
-        partitions by value, once. The first use of a class waits some milliseconds for the coordinator.
+        partitions by value, once. Defined and used again, it takes the place of its older definition: at once in
+        objects that are idle, in others when their turns have ended. The first use of a class waits some milliseconds
+        for the coordinator.
         """
         self._check_open()
         info = class_info(cls)
-        if self._registered.get(info.type_name) is not cls:
-            self._register(cls)
-            self._registered[info.type_name] = cls
-        return Namespace(self, info)
+        known, ref = self._registered.get(info.type_name, (None, info.ref))
+        if known is not cls:
+            ref = self._register(cls)
+            self._registered[info.type_name] = cls, ref
+        return Namespace(self, info, ref=ref)
 
     def client(self) -> Client:
         """The client of the running event loop."""
@@ -206,7 +212,7 @@ class Runtime:
         except Exception as error:  # shown in its place: status is asked when things are not well
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _register(self, cls: type[DurableObject]) -> None:
+    def _register(self, cls: type[DurableObject]) -> ClassRef:
         ref = class_info(cls).ref
         shipped = cloudpickle.dumps(cls) if _must_be_shipped(cls) else None
         definition = ClassDefinition(ref.type_name, ref.module, ref.qualname, shipped)
@@ -215,6 +221,7 @@ class Runtime:
         except ActorUnreachable:
             if shipped is not None:
                 raise
+        return ref if shipped is None else replace(ref, digest=blake2b(shipped, digest_size=16).digest())
 
     # --- ending -----------------------------------------------------------------------------------------
 

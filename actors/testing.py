@@ -15,11 +15,19 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from actors.address import SLOTS
-from actors.admin import DeadLetter
 from actors.channel import Channel, ChannelHandler, Hello
 from actors.client import Client
+from actors.cluster_file import ClusterFile
+from actors.dead_letters import DeadLetter, DeadLetters
 from actors.durable_object import DurableObject, class_info
-from actors.errors import ChannelClosed, InvalidOption, PartitionStopped, RuntimeNotStarted, SyncCallInLoop
+from actors.errors import (
+    ChannelClosed,
+    InvalidOption,
+    PartitionStopped,
+    RuntimeNotStarted,
+    SyncCallInLoop,
+    WrongPartition,
+)
 from actors.loopback import connect_loopback
 from actors.namespace import Namespace, Stub
 from actors.partition import Partition, PartitionConfig
@@ -82,7 +90,7 @@ class _LocalDirectory:
         )
 
 
-class LocalRuntime:
+class LocalRuntime(DeadLetters):
     """`async with LocalRuntime() as rt:` gives `rt.namespace(Class)` as a runtime on Ray does.
 
     `clock`: a `VirtualClock` (the default) or a `SystemClock`. `data_dir`: where the files are; a directory of its
@@ -111,6 +119,8 @@ class LocalRuntime:
         self._data_dir = data_dir
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._memory: dict[int, MemoryData] | None = {} if memory else None
+        #: every partition has been created once: from then on a missing file is lost data
+        self._is_complete = False
         self._driver = driver
         self._classes: list[type[DurableObject]] = []
         self._directory = _LocalDirectory(self)
@@ -119,7 +129,11 @@ class LocalRuntime:
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> LocalRuntime:
-        """Open (and at first create) the partitions. Raises what opening raises, `PartitionBusy` for one."""
+        """Open (and at first create) the partitions.
+
+        Raises what opening raises, `PartitionBusy` for one, `DataMissing` for files that are gone, and `InvalidOption`
+        when the directory has another number of partitions.
+        """
         if self._data_dir is None and self._memory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="mainspring-")
             self._data_dir = self._temporary.name
@@ -135,14 +149,38 @@ class LocalRuntime:
                 checkpoint_interval_ms=self.settings.checkpoint_interval_ms,
                 memory=self._memory,
             )
+        cluster = self._open_cluster()
         try:
             for number in range(self.partition_count):
                 await self._open(number)
+            if cluster is not None:
+                cluster.mark_ready(Path(str(self._data_dir)))
+            self._is_complete = True
         except BaseException:
             await self.stop()
             raise
         self._client = Client(self._directory, self.settings)
         return self
+
+    def _open_cluster(self) -> ClusterFile | None:
+        """What says that the directory is ours and complete; None where nothing outlives this object."""
+        if self._memory is not None or self._temporary is not None:
+            return None
+        directory = Path(str(self._data_dir))
+        directory.mkdir(parents=True, exist_ok=True)
+        cluster = ClusterFile.read(directory)
+        if cluster is None:
+            ClusterFile(_CLUSTER_ID, self.partition_count).create(directory)  # or another process is doing it now
+            cluster = ClusterFile.read(directory)
+            assert cluster is not None
+        if cluster.cluster_id != _CLUSTER_ID:
+            raise WrongPartition(
+                f"{directory} belongs to a runtime on Ray (cluster {cluster.cluster_id}): start it there"
+            )
+        if cluster.partitions != self.partition_count:
+            raise InvalidOption(f"{directory} has {cluster.partitions} partitions, not {self.partition_count}")
+        self._is_complete = cluster.ready
+        return cluster
 
     async def _open(self, number: int) -> None:
         assert self._driver is not None
@@ -154,7 +192,7 @@ class LocalRuntime:
             data_dir=directory,
             cluster_id=_CLUSTER_ID,
             partition=number,
-            create=not exists,
+            create=not exists and not self._is_complete,
             slots=[(low, high)],
             settings=self.settings,
             runtime_name=self.name,
@@ -262,22 +300,6 @@ class LocalRuntime:
         for number in range(self.partition_count):
             if self.partitions[number] is None:
                 await self._open(number)
-
-    async def dead_letters(self) -> list[DeadLetter]:
-        """What has used up its tries, oldest first in each partition."""
-        client = self.client()
-        found: list[DeadLetter] = []
-        for number in range(self.partition_count):
-            found.extend(await client.admin(number, "dead_letters", [1_000, None]))
-        return found
-
-    async def redrive(self, letter: DeadLetter) -> None:
-        """Run a dead letter again, with all its tries."""
-        await self.client().admin(letter.partition, "redrive", [letter.id])
-
-    async def discard(self, letter: DeadLetter) -> None:
-        """Forget a dead letter."""
-        await self.client().admin(letter.partition, "discard", [letter.id])
 
     def status(self) -> list[dict[str, Any]]:
         """What each partition is doing."""

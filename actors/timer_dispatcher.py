@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from actors.address import ObjectId
@@ -42,6 +42,8 @@ class TimerDispatcher:
         self._by_object: Counter[int] = Counter()
         self._by_class: Counter[str] = Counter()
         self._parked: dict[int, ObjectId] = {}
+        #: the parked ones that wait for their class and not for themselves, in order
+        self._waiting: dict[str, OrderedDict[int, None]] = {}
         self._full = False
         self._warned: set[object] = set()
         #: (class, key, name) of timers that ran when the process died: they run one at a time
@@ -122,11 +124,12 @@ class TimerDispatcher:
             partition.clock.call_later(CLASS_RETRY_MS, lambda: self._retry_class(object_id.type_name, due_ms))
             return True
         settings = partition.settings
-        if (
-            self._by_object[oid] >= settings.max_timer_turns_per_object
-            or self._by_class[object_id.type_name] >= settings.max_timer_turns_per_class
-        ):
+        if self._by_object[oid] >= settings.max_timer_turns_per_object:
             self._parked[oid] = object_id
+            return False
+        if self._by_class[object_id.type_name] >= settings.max_timer_turns_per_class:
+            self._parked[oid] = object_id
+            self._waiting.setdefault(object_id.type_name, OrderedDict())[oid] = None
             return False
         host = partition.host(info, object_id)
         row = host.directory().get(name)
@@ -178,12 +181,17 @@ class TimerDispatcher:
             self._partition.loop.call_soon(self._partition.tick)
 
     def _unpark(self, type_name: str, oid: int) -> None:
-        freed = [oid] if oid in self._parked else []
-        if self._by_class[type_name] < self._partition.settings.max_timer_turns_per_class:
-            freed += [each for each, object_id in self._parked.items() if object_id.type_name == type_name][:1]
-        for each in dict.fromkeys(freed):
-            object_id = self._parked.pop(each)
-            self._dispatch_due(each, object_id)
+        settings = self._partition.settings
+        waiting = self._waiting.get(type_name, OrderedDict[int, None]())
+        # half of its bound at a time: each refill looks through the whole directory of the object
+        if oid in self._parked and oid not in waiting and self._by_object[oid] <= settings.max_timer_turns_per_object // 2:
+            self._dispatch_due(oid, self._parked.pop(oid))
+        # as many as there is room for: one that has nothing due any more must not use up the turn of the next
+        for _ in range(len(waiting)):
+            if self._by_class[type_name] >= settings.max_timer_turns_per_class:
+                return
+            each, _none = waiting.popitem(last=False)
+            self._dispatch_due(each, self._parked.pop(each))
 
     def _dispatch_due(self, oid: int, object_id: ObjectId) -> None:
         """Queue what is due of an object that was parked, from its directory."""

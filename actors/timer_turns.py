@@ -6,9 +6,10 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from actors.codec import encode
+from actors.durable_object import HOOKS
 from actors.early_commit import flush
 from actors.interruption import run_again
-from actors.object_timers import EXHAUSTED_TIMER, INTERNAL_NAMES
+from actors.object_timers import EXHAUSTED_TIMER
 from actors.timer_work import TimerWork, dead_letter_op
 from actors.turn import Turn
 from actors.write_buffer import DirectoryRow, WriteBuffer
@@ -49,7 +50,7 @@ def begin(host: ObjectHost, work: TimerWork) -> bool:
 def handler_of(host: ObjectHost, work: TimerWork) -> Any:
     """The handler, or None after the timer was failed because its class has none (any more)."""
     name = work.spec.method
-    if work.row.name in INTERNAL_NAMES:
+    if name in HOOKS:  # only the runtime itself can have set such a timer
         handler = getattr(host.info.cls, name, None)
     else:
         found = host.info.methods.get(name)

@@ -10,7 +10,7 @@ import msgpack
 
 from actors.codec import decode
 from actors.durable_object import MethodInfo
-from actors.object_timers import EXHAUSTED_TIMER, TimerInfo, failed_row, timer_info
+from actors.object_timers import EXHAUSTED_TIMER, TimerInfo, failed_row, shown_name, timer_info
 from actors.work import Work
 from actors.write_buffer import DirectoryRow
 from drivers.tables import DEAD_LETTERS, DIRECTORY, Op
@@ -44,7 +44,7 @@ def dead_letter_op(
         class_name,
         key,
         row.kind,
-        row.name,
+        shown_name(row.name),
         row.first_due_ms,
         attempts,
         row.crashes,

@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from drivers.batch_unit import BatchUnit
 from drivers.errors import CommitFailed, CommitOutcomeUnknown, Fenced, StoreClosed, WriteSetRejected
 from drivers.executor import Executor
 from drivers.sqlite_store import is_disk_full
 from drivers.store import Store
 from drivers.tables import Op
-from drivers.write_set import InboxEntry, WriteSet
+from drivers.write_set import InboxEntry, Lineage, WriteSet
 from timers.batch import Absent, Batch, Delete, Equals, NotAfter, Outcome, Precondition, Present, Put
 
-__all__ = ["BatchUnit", "GroupCommitter", "Rider"]
+__all__ = ["GroupCommitter", "Rider"]
 
 
 class Rider(Protocol):
@@ -35,26 +36,6 @@ class Rider(Protocol):
     def lost(self, commit_seq: int) -> None:
         """The group was not applied."""
         ...
-
-
-class BatchUnit:
-    """A page of engine batches in the commit queue: each batch is judged alone, all commit together."""
-
-    __slots__ = ("batches", "error", "future", "outcomes")
-
-    def __init__(self, batches: Sequence[Batch], future: asyncio.Future[Sequence[Outcome]]) -> None:
-        self.batches = batches
-        self.future = future
-        self.outcomes: list[Outcome] = []
-        self.error: BaseException | None = None
-
-    def finish(self, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(self.outcomes)
-        else:
-            self.future.set_exception(error)
 
 
 Unit = WriteSet | BatchUnit
@@ -92,6 +73,7 @@ class GroupCommitter:
         self._queue: deque[Unit] = deque()
         self._group: list[Unit] = []
         self._entries: list[InboxEntry] = []
+        self._breaking: set[Lineage] = set()  # broken by a unit of the group that has not been told yet
         self._rows = 0
         self._busy = False  # a group is being written or committed, or is scheduled
         self._poked = False
@@ -193,36 +175,38 @@ class GroupCommitter:
             self._executor.submit(self._commit_and_begin, self._committed)
 
     def _judge(self, unit: Unit) -> None:
-        lineage = unit.lineage if isinstance(unit, WriteSet) else None
-        if lineage is not None and lineage.broken is not None and unit.error is None:
-            # whatever becomes of this group, it is not applied: who waits need not wait for a commit
-            unit.finish(WriteSetRejected(f"{lineage.name}: not applied, because an earlier write of the object was not"))
-            return
         self._group.append(unit)  # before anything can fail, so that it is told its end whatever happens
         if unit.error is not None:
-            return  # found unwritable on its own
+            self._reject(unit, unit.error)  # found unwritable on its own
+            return
         if isinstance(unit, BatchUnit):
             unit.outcomes = [self._judge_batch(batch) for batch in unit.batches]
             return
+        lineage = unit.lineage
+        if lineage is not None and lineage.broken is not None:
+            error = WriteSetRejected(f"{lineage.name}: not applied: an earlier write of the object was not")
+            if lineage in self._breaking:
+                unit.error = error
+            else:  # whatever becomes of this group, it is not applied: who waits need not wait for a commit
+                self._group.pop()
+                unit.finish(error)
+            return
         for guard in unit.guards or ():
             if not guard.holds(self._store.peek(guard.table, guard.key)):
-                self._reject(unit, f"the guard {guard} no longer holds")
+                self._reject(unit, _rejection(unit, f"the guard {guard} no longer holds"))
                 return
         self._store.write(unit.ops)
         self._rows += len(unit.ops)
         if unit.inbox is not None:
             self._entries.append(unit.inbox)
 
-    @staticmethod
-    def _reject(unit: Unit, reason: str) -> None:
-        """Mark it: it is told with its group. Nothing later of its lineage is applied from now on."""
-        if isinstance(unit, BatchUnit):
-            unit.error = WriteSetRejected(f"a page of batches was not applied: {reason}")
-            return
-        name = unit.lineage.name if unit.lineage else "a write set"
-        unit.error = WriteSetRejected(f"{name}: write set {unit.position} was not applied: {reason}")
-        if unit.lineage is not None:
-            unit.lineage.broken = unit.error
+    def _reject(self, unit: Unit, error: BaseException) -> None:
+        """Nothing later of its lineage is applied from now on. Both are told with the group, not before: their object
+        then starts over from disk, where what it handed over earlier in this group must be."""
+        unit.error = error
+        if isinstance(unit, WriteSet) and unit.lineage is not None and unit.lineage.broken is None:
+            unit.lineage.broken = error
+            self._breaking.add(unit.lineage)
 
     def _judge_batch(self, batch: Batch) -> Outcome:
         for precondition in batch.preconditions:
@@ -289,6 +273,7 @@ class GroupCommitter:
 
     def _take_group(self) -> list[Unit]:
         group, self._group, self._rows, self._entries = self._group, [], 0, []
+        self._breaking.clear()
         return group
 
     def _next(self) -> None:
@@ -349,6 +334,8 @@ class GroupCommitter:
 
     def _isolate(self, error: Exception) -> None:
         """Some unit of the group can't be written: find it by writing each on its own, and reject only that one."""
+        for lineage in self._breaking:
+            lineage.broken = None  # broken again when the rejected unit's turn comes, not for the good ones before it
         units = self._start_over()
         found = [unit for unit in units if unit.error is None and self._is_unwritable(unit)]
         if not found:
@@ -369,7 +356,7 @@ class GroupCommitter:
                     self._judge_batch(batch)
             self._store.flush()
         except Exception as error:
-            self._reject(unit, f"it can't be written ({error!r})")
+            unit.error = _rejection(unit, f"it can't be written ({error!r})")  # its lineage breaks when its turn comes
             return True
         finally:
             self._store.rollback()
@@ -393,3 +380,10 @@ class GroupCommitter:
         self._queue.clear()
         self._group.clear()
         self._tell_idle()
+
+
+def _rejection(unit: Unit, reason: str) -> WriteSetRejected:
+    if isinstance(unit, BatchUnit):
+        return WriteSetRejected(f"a page of batches was not applied: {reason}")
+    name = unit.lineage.name if unit.lineage else "a write set"
+    return WriteSetRejected(f"{name}: write set {unit.position} was not applied: {reason}")

@@ -87,6 +87,7 @@ CREATE TABLE claims (
     name TEXT NOT NULL,
     generation INTEGER NOT NULL,
     alone INTEGER NOT NULL,
+    let_go INTEGER NOT NULL,
     crashes INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE dead_letters (

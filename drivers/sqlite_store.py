@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from drivers.tables import Key, Op, Values
 __all__ = ["SqliteStore", "is_disk_full"]
 
 # sqlite3.SQLITE_FULL and its like exist from Python 3.11 on
+_SQLITE_ERROR = 1
 _SQLITE_BUSY = 5
 _SQLITE_FULL = 13
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "off": "OFF"}
@@ -62,6 +64,14 @@ def _connect(
     )
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     return connection
+
+
+def _read_header(connection: sqlite3.Connection, path: Path) -> Header:
+    row = connection.execute(sql.READ_HEADER).fetchone()
+    if row is None:
+        raise WrongPartition(f"{path} has no partition header")
+    cluster_id, partition_id, epoch, commit_seq, generation, next_id, clean = row
+    return Header(cluster_id, partition_id, epoch, commit_seq, generation, next_id, bool(clean))
 
 
 class SqliteStore:
@@ -124,7 +134,7 @@ class SqliteStore:
                 f"partition {partition_id}: {path} does not exist. Bring the file back (or mount its disk); "
                 "the partition looks again by itself and never starts empty."
             )
-        header = cls._check(path, cluster_id, partition_id, min_commit_seq)
+        cls._check(path, cluster_id, partition_id, min_commit_seq)
         writer = _connect(path, busy_timeout_ms, writer_factory)
         try:
             writer.execute("PRAGMA journal_mode = WAL")
@@ -132,8 +142,12 @@ class SqliteStore:
             migrate(Database(writer), path)
             # The new epoch is durable whatever durability the data is given: it is what fences the old owner.
             writer.execute("PRAGMA synchronous = FULL")
-            if writer.execute(sql.TAKE_EPOCH, (header.epoch,)).rowcount != 1:
-                raise Fenced(f"partition {partition_id}: another owner took {path} while it was being opened")
+            # The header is read again under the write lock: an old owner may have committed since the checks, and its
+            # counters must not be given a second time.
+            writer.execute(sql.BEGIN)
+            header = _read_header(writer, path)
+            writer.execute(sql.TAKE_EPOCH)
+            writer.execute(sql.COMMIT)
             writer.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
             reader = _connect(path, _READER_TIMEOUT_MS)
             reader.execute("PRAGMA query_only = ON")
@@ -150,22 +164,19 @@ class SqliteStore:
         return store
 
     @staticmethod
-    def _check(path: Path, cluster_id: str | None, partition_id: int, min_commit_seq: int) -> Header:
-        # Read-only: closing the last writable connection would copy the log back, into a file that may not be ours.
-        connection = _connect(path, _READER_TIMEOUT_MS, mode="ro")
+    def _check(path: Path, cluster_id: str | None, partition_id: int, min_commit_seq: int) -> None:
         try:
-            check_schema(Database(connection), path)
-            row = connection.execute(sql.READ_HEADER).fetchone()
+            # Read-only: closing the last writable connection would copy the log back, into a file that may not be ours.
+            with closing(_connect(path, _READER_TIMEOUT_MS, mode="ro")) as connection:
+                check_schema(Database(connection), path)
+                header = _read_header(connection, path)
         except sqlite3.DatabaseError as error:
             if _is_busy(error):
                 raise PartitionBusy(f"partition {partition_id}: {path} is locked by another process") from error
-            raise WrongPartition(f"{path} is not a partition file, or it is damaged ({error})") from error
-        finally:
-            connection.close()
-        if row is None:
-            raise WrongPartition(f"{path} has no partition header")
-        owner, number, epoch, commit_seq, generation, next_id, clean = row
-        header = Header(owner, number, epoch, commit_seq, generation, next_id, bool(clean))
+            # the plain class is for what is no database, or a damaged one; the others are errors of the system
+            if type(error) is sqlite3.DatabaseError or _is(error, _SQLITE_ERROR, "no such table"):
+                raise WrongPartition(f"{path} is not a partition file, or it is damaged ({error})") from error
+            raise
         if cluster_id is not None and header.cluster_id != cluster_id:
             raise WrongPartition(
                 f"{path} belongs to cluster {header.cluster_id}, this runtime is {cluster_id}. "
@@ -178,7 +189,6 @@ class SqliteStore:
                 f"partition {partition_id}: {path} is at commit {header.commit_seq}, the coordinator has seen "
                 f"{min_commit_seq}. An older copy was put in its place: restore the newer one."
             )
-        return header
 
     @property
     def header(self) -> Header:

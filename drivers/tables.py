@@ -86,7 +86,7 @@ TABLES: dict[str, TableSpec] = {
         TableSpec(TIMERS, ("lane", "due_ms", "kind", "ref", "generation"), ("first_due_ms", "attempt", "payload")),
         TableSpec(INBOX, ("commit_seq",), ("entries",)),
         TableSpec(INTENTS, ("class", "key"), ("turn_id", "payload")),
-        TableSpec(CLAIMS, ("turn_id",), ("kind", "class", "key", "name", "generation", "alone", "crashes")),
+        TableSpec(CLAIMS, ("turn_id",), ("kind", "class", "key", "name", "generation", "alone", "let_go", "crashes")),
         TableSpec(
             DEAD_LETTERS,
             ("id",),

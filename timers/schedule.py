@@ -145,6 +145,10 @@ class TimerSpec:
             return self == replace(other, start_ms=self.start_ms)
         return self == replace(other, mode=self.mode)
 
+    def once(self, at_ms: int) -> TimerSpec:
+        """The same handler, payload and retry policy as a one-shot at `at_ms`."""
+        return replace(self, mode="at", start_ms=at_ms, every_ms=0, cron="", tz=None, jitter_ms=0)
+
     def to_bytes(self) -> bytes:
         """The stored form: a versioned msgpack array."""
         retry = self.retry

@@ -7,6 +7,7 @@ number of the execution. Outcomes are kept by call id, for all partitions togeth
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,12 @@ from typing import Any
 
 from actors.address import SLOTS, ClassRef, slot_of
 from actors.channel import Channel, ChannelHandler, Hello
-from actors.client import Client
+from actors.client import Client, Connect
 from actors.codec import decode, encode
 from actors.errors import ChannelClosed
 from actors.messages import (
     OK,
+    PICKLED,
     RESUMED,
     STALE,
     Admin,
@@ -85,7 +87,7 @@ class FakePartition:
         (acked,) = self.acked.values()
         return merged(acked)
 
-    def connect(self, session: bytes, number: int, handler: ChannelHandler) -> Channel:
+    def connect(self, session: bytes, number: int, handler: ChannelHandler, trusted: bool = False) -> Channel:
         if self.final_error is not None:
             raise self.final_error
         if self.is_down:
@@ -99,6 +101,7 @@ class FakePartition:
         client, server = connected_pair(
             Hello(session, number, self.number, 0), Hello(session, number, self.number, 1), **self.cluster.limits
         )
+        client.trusted_pickle = server.trusted_pickle = trusted
         connection = self.connections[session] = _Connection(self, client, server)
         server.open(connection)
         client.open(handler)
@@ -195,7 +198,8 @@ class _Connection:
         call_id = extra[0] if extra is not None and extra[0] is not None else outside_call_id(self.session, seq)
         assert call_id not in cluster.released, "a call came after it had been acknowledged"
         if call_id not in cluster.outcomes:
-            positional, named = decode(args)
+            assert not flags & PICKLED or self.server.trusted_pickle, "a pickle came over a link"
+            positional, named = pickle.loads(args) if flags & PICKLED else decode(args)
             cluster.executed.append(Executed(call_id, type_name, key, method, positional, named))
             cluster.outcomes[call_id] = encode(len(cluster.executed))
         self.ready.append((seq, OK, cluster.outcomes[call_id]))
@@ -216,7 +220,9 @@ class _Connection:
 class FakeCluster:
     """A `Directory`. `owners` is the truth, `map` what a client that has refreshed knows."""
 
-    def __init__(self, partitions: int = 1, **limits: int) -> None:
+    def __init__(self, partitions: int = 1, *, trusted: bool = False, **limits: int) -> None:
+        """`trusted`: it also opens channels that carry pickles."""
+        self.connect_trusted: Connect | None = self._connect_trusted if trusted else None
         self.limits = limits
         self.all = [FakePartition(number, self) for number in range(partitions)]
         self.owners = [slot % partitions for slot in range(SLOTS)]
@@ -250,6 +256,12 @@ class FakeCluster:
         await asyncio.sleep(0)
         return self.all[partition].connect(session, connection, handler)
 
+    async def _connect_trusted(
+        self, partition: int, session: bytes, connection: int, handler: ChannelHandler
+    ) -> Channel:
+        await asyncio.sleep(0)
+        return self.all[partition].connect(session, connection, handler, trusted=True)
+
     def move(self, slot: int, target: int) -> None:
         """The slot has a new owner; clients learn of it when they refresh."""
         self.owners[slot] = target
@@ -260,10 +272,15 @@ class World:
     """A client, its clock, and a cluster."""
 
     def __init__(
-        self, partitions: int = 1, limits: dict[str, int] | None = None, session: bytes = b"s" * 16, **settings: Any
+        self,
+        partitions: int = 1,
+        limits: dict[str, int] | None = None,
+        session: bytes = b"s" * 16,
+        trusted: bool = False,
+        **settings: Any,
     ) -> None:
         self.timers = ManualTimers()
-        self.cluster = FakeCluster(partitions, **(limits or {}))
+        self.cluster = FakeCluster(partitions, trusted=trusted, **(limits or {}))
         self.settings = Settings(**settings)
         self.client = Client(
             self.cluster,

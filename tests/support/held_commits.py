@@ -62,6 +62,11 @@ class HeldCommits:
             await asyncio.sleep(0)
         raise AssertionError("no commit was asked for")
 
+    async def is_held(self) -> bool:
+        """Whether a commit is held once everything that goes on without it has gone on."""
+        await turn_loop()
+        return bool(self._held)
+
     async def release(self, commits: int = 1) -> None:
         """Make that many commits durable, one after the other."""
         for _ in range(commits):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from actors.address import ClassRef
 from actors.channel import Channel, Hello
 from actors.codec import decode, encode
 from actors.durable_object import DurableObject, class_info
@@ -38,13 +39,21 @@ class Peer:
         *,
         session: bytes = b"p" * 16,
         connection: int = 1,
+        trusted: bool = False,
     ) -> None:
+        """`trusted`: the connection carries pickles, as over Ray."""
+        self.is_closed = False
         self._type_name, self._key = cls.type_name, key
         self.partition = runtime._partition_of(runtime.namespace(cls).get(key))
         self.replies: list[tuple[int, int, bytes]] = []
         hello = Hello(session, connection, self.partition.config.partition, self.partition.epoch)
         self._channel: Channel = connect_loopback(
-            self.partition.accept, hello, hello, self, runtime.settings.max_frame_bytes
+            self.partition.accept,
+            hello,
+            hello,
+            self,
+            runtime.settings.max_frame_bytes,
+            trusted_pickle=trusted,
         )
         self._channel.send(encode_classes([class_info(cls).ref]))
 
@@ -59,7 +68,7 @@ class Peer:
         self.replies.extend(message.replies)
 
     def closed(self, error: Exception | None) -> None:
-        return None
+        self.is_closed = True
 
     def writable(self, ok: bool) -> None:
         return None
@@ -67,12 +76,25 @@ class Peer:
     # --- what tests do ----------------------------------------------------------------------------
 
     async def call(
-        self, seq: int, method: str, args: Sequence[Any] = (), *, flags: int = 0, extra: CallExtra | None = None
+        self,
+        seq: int,
+        method: str,
+        args: Sequence[Any] = (),
+        *,
+        flags: int = 0,
+        extra: CallExtra | None = None,
+        payload: bytes | None = None,
     ) -> None:
-        """Send one call and let it arrive."""
-        row = [seq, self._type_name, self._key, method, encode([list(args), {}]), flags, 60_000, extra]
+        """Send one call and let it arrive. `payload` are its arguments when they are encoded already."""
+        if payload is None:
+            payload = encode([list(args), {}])
+        row = [seq, self._type_name, self._key, method, payload, flags, 60_000, extra]
         self._channel.send(encode_calls([], [row]))
         await self._deliver()
+
+    def tell(self, ref: ClassRef) -> None:
+        """Say where a class comes from."""
+        self._channel.send(encode_classes([ref]))
 
     async def acknowledge(self, low: int, high: int) -> None:
         """Say that the replies of these calls have arrived."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from drivers import sql
 from drivers.memory_store import MemoryData, MemoryStore
@@ -58,10 +58,11 @@ class MemoryPlace:
 class FaultyConnection(sqlite3.Connection):
     """A writer whose statements fail when `fault` says so."""
 
-    fault: Callable[[str], Exception | None] = staticmethod(lambda statement: None)
+    fault: ClassVar[Callable[[str], Exception | None] | None] = None
 
     def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
-        error = self.fault(statement)
+        fault = type(self).fault
+        error = None if fault is None else fault(statement)
         if error is not None:
             raise error
         return super().execute(statement, *parameters)

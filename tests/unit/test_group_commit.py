@@ -114,7 +114,7 @@ def faulty() -> Iterator[tuple[Bench, type[FaultyConnection]]]:
 
     bench = Bench(FilePlace(Connection))
     yield bench, Connection
-    Connection.fault = FaultyConnection.fault
+    Connection.fault = None
     bench.close()
 
 
@@ -122,10 +122,10 @@ def fail_once(connection: type[FaultyConnection], statement: str, error: Excepti
     def fault(given: str) -> Exception | None:
         if given != statement:
             return None
-        connection.fault = FaultyConnection.fault
+        connection.fault = None
         return error
 
-    connection.fault = staticmethod(fault)
+    connection.fault = fault
 
 
 # --- order and groups -------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ UNWRITABLE: dict[str, Op] = {
     "too few values": (SLOTS, (1,), ("owned",)),
     "nothing where something must be": (SLOTS, (1,), (None, 1, None)),
     "an unknown table": ("nowhere", (1,), (b"v",)),
-    "a key that can't be one": (KV, ([1], "k"), (b"v",)),  # type: ignore[list-item]
+    "a key that can't be one": (KV, ([1], "k"), (b"v",)),
 }
 
 
@@ -334,6 +334,7 @@ async def test_a_guard_that_no_longer_holds_rejects_its_write_set_only(bench: Be
 async def test_a_guard_that_cant_be_judged_rejects_its_write_set_only() -> None:
     bench = Bench(FilePlace())
     bench.submit("row", [(SLOTS, (1,), ("owned", 5, None))])
+    await bench.drain()
     bench.submit("bad", [kv(2)], guards=[FieldEquals(SLOTS, (1,), 99, 4)])
     bench.submit("after", [kv(3)])
     await bench.drain()
@@ -357,18 +358,60 @@ async def test_who_hears_of_a_rejection_finds_on_disk_all_that_came_before_it(
     assert found == [(b"1",)]
 
 
-@pytest.mark.parametrize("how", ["guard", "value"])
+GUARD_THAT_FAILS = {"guards": [FieldEquals(SLOTS, (1,), 0, "x")]}
+BAD = {
+    "guard": (kv(1, b"of the bad one"), GUARD_THAT_FAILS),
+    "value": ((KV, (1, "bad"), (object(),)), {}),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+async def test_all_of_a_broken_lineage_in_one_group_are_told_after_its_good_ones(how: str) -> None:
+    disk = HeldExecutor()
+    bench = Bench(FilePlace(), disk)
+    lineage = Lineage("Cart/a")
+    op, more = BAD[how]
+    bench.submit("good", [kv(1, b"1")], lineage=lineage, position=1)
+    bench.submit("bad", [op], lineage=lineage, position=2, **more)
+    behind = bench.submit("behind", [kv(1, b"3")], lineage=lineage, position=3)
+    found: list[object] = []
+    behind.waiters.append(lambda error: found.append(bench.store.get(KV, (1, "k"))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert bench.told == []
+    disk.run()
+    assert bench.told[0] == ("good", None)
+    assert [name for name, _ in bench.told] == ["good", "bad", "behind"]
+    assert bench.outcomes == {"good": None, "bad": WriteSetRejected, "behind": WriteSetRejected}
+    assert found == [(b"1",)]
+    bench.close()
+
+
+async def test_a_failing_guard_and_an_unwritable_value_in_one_group_harm_nothing_else() -> None:
+    bench = Bench(FilePlace())
+    first, second = Lineage("Cart/a"), Lineage("Cart/b")
+    for name, lineage, oid in (("first", first, 1), ("second", second, 2)):
+        op, more = BAD["guard" if oid == 1 else "value"]
+        bench.submit(f"{name} good", [kv(oid)], lineage=lineage, position=1)
+        bench.submit(f"{name} bad", [op], lineage=lineage, position=2, **more)
+        bench.submit(f"{name} behind", [kv(oid, b"behind")], lineage=lineage, position=3)
+    await bench.drain()
+    assert [name for name, error in bench.told if error is None] == ["first good", "second good"]
+    assert [name.split()[1] for name, _ in bench.told] == ["good", "bad", "behind"] * 2
+    assert bench.store.scan(KV) == [(1, "k", b"v"), (2, "k", b"v")]
+    bench.close()
+
+
+@pytest.mark.parametrize("how", BAD)
 async def test_what_is_queued_behind_a_rejected_write_set_of_its_lineage_is_never_applied(how: str) -> None:
     disk = HeldExecutor()
     bench = Bench(FilePlace(), disk, max_group_rows=2)
     cart, other = Lineage("Cart/a"), Lineage("Cart/b")
-    bad: dict[str, Any] = {"guards": [FieldEquals(SLOTS, (1,), 0, "x")]} if how == "guard" else {}
+    op, more = BAD[how]
     bench.submit("running", [kv(9)])
     await asyncio.sleep(0)
     bench.submit("good", [kv(1, b"1")], lineage=cart, position=1)
-    bench.submit("bad", [kv(1, b"2" if bad else 2.5)], lineage=cart, position=2, **bad)  # type: ignore[arg-type]
-    if not bad:
-        bench.submit("bad value", [(KV, (1, "k"), (object(),))], lineage=cart, position=3)
+    bench.submit("bad", [op], lineage=cart, position=2, **more)
     bench.submit("other", [kv(2)], lineage=other, position=1)
     bench.submit("behind", [kv(1, b"3")], lineage=cart, position=4)
     bench.submit("far behind", [kv(5)], lineage=cart, position=5)
@@ -378,9 +421,9 @@ async def test_what_is_queued_behind_a_rejected_write_set_of_its_lineage_is_neve
             disk.run()
         await asyncio.sleep(0)
     assert bench.outcomes["good"] is bench.outcomes["other"] is bench.outcomes["of the next life"] is None
-    assert bench.outcomes["behind"] is bench.outcomes["far behind"] is WriteSetRejected
+    assert bench.outcomes["bad"] is bench.outcomes["behind"] is bench.outcomes["far behind"] is WriteSetRejected
     assert {oid for oid, *_ in bench.store.scan(KV)} == {1, 2, 6, 9}
-    assert bench.store.get(KV, (1, "k")) != (b"3",)
+    assert bench.store.get(KV, (1, "k")) == (b"1",)
     bench.close()
 
 
@@ -609,8 +652,9 @@ async def test_another_error_from_commit_leaves_the_outcome_unknown_and_answers_
 ) -> None:
     bench, connection = faulty
     fail_once(connection, sql.COMMIT, error)
-    bench.submit("one", [kv(1)])
     page = asyncio.ensure_future(bench.committer.apply([Batch((), (Put(timer(5)),))]))
+    await asyncio.sleep(0)
+    bench.submit("one", [kv(1)])
     await asyncio.sleep(0)
     bench.submit("queued", [kv(2)])
     await bench.drain()
@@ -658,9 +702,7 @@ async def test_when_a_failed_group_cant_be_undone_nobody_is_answered(
     faulty: tuple[Bench, type[FaultyConnection]],
 ) -> None:
     bench, connection = faulty
-    connection.fault = staticmethod(
-        lambda statement: FULL if statement == sql.COMMIT else IO_ERROR if statement == sql.BEGIN else None
-    )
+    connection.fault = {sql.COMMIT: FULL, sql.BEGIN: IO_ERROR}.get
     bench.submit("set", [kv(1)])
     await bench.drain()
     assert bench.told == []

@@ -170,6 +170,32 @@ async def test_the_link_alone_can_be_asked_for(bench: Bench) -> None:
         await bench.connect(bench.directory("link", node="n2"))
 
 
+async def test_pickles_go_through_ray_also_where_a_link_can_be_made(bench: Bench) -> None:
+    await bench.serve(epoch=4)
+    directory = bench.directory()
+    assert directory.connect_trusted is not None
+    client = EchoClient()
+    channel = await directory.connect_trusted(0, SESSION, 1, client)
+    assert await client.echoed == b"hello"
+    assert channel.trusted_pickle
+    assert channel.peer.epoch == 4
+    channel.close()
+
+
+async def test_an_address_that_did_not_work_for_pickles_is_asked_for_again(bench: Bench) -> None:
+    directory = bench.directory()
+    assert directory.connect_trusted is not None
+    with pytest.raises(ChannelClosed):
+        await directory.connect_trusted(0, SESSION, 1, EchoClient())
+    await bench.serve()
+    channel = await directory.connect_trusted(0, SESSION, 2, EchoClient())
+    channel.close()
+
+
+async def test_where_only_links_may_be_used_there_is_no_way_for_pickles(bench: Bench) -> None:
+    assert bench.directory("link").connect_trusted is None
+
+
 async def test_a_secret_that_did_not_travel_along_is_fetched_through_ray(bench: Bench) -> None:
     class Description:
         secret = SECRET
