@@ -97,7 +97,7 @@ def lost(host: ObjectHost, error: BaseException) -> None:
         return
     work = host.queue.popleft()
     if work.resumed:
-        interruption.run_again(host, work, turn)
+        interruption.put_back(host, work)
     elif isinstance(work, CallWork):
         work.refuse(error)
         host.partition.admission.work_ended(work)
@@ -112,10 +112,17 @@ def activation_failed(host: ObjectHost, turn: Turn, error: BaseException) -> Non
     host.activation = None
     host.log_failure("on_start_failed", error)
     work = host.queue.popleft()
-    if isinstance(work, CallWork):
+    if isinstance(work, TimerWork) and not timer_turns.begin(host, work):
+        return
+    if work.resumed:
+        # what it had called has happened, so its end must be recorded, as if its own code had raised
+        ended = Turn(host, work, work.turn_id, WriteBuffer(), host.partition.clock.wall_ms(), work.attempt)
+        ended.resume()
+        work.resumed = False
+        host.turn_failed(ended, error)
+    elif isinstance(work, CallWork):
         work.answer(*raised(error))
         host.partition.admission.work_ended(work)
     else:
         assert isinstance(work, TimerWork)
-        if timer_turns.begin(host, work):
-            timer_turns.failed(host, work, None, error)
+        timer_turns.failed(host, work, None, error)

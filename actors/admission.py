@@ -157,16 +157,16 @@ class Admission:
         is_suspect = work.is_repeat and careful.unclean
         if work.caller is not None:  # belongs to a turn that has been admitted already
             if is_suspect:
-                careful.suspect_inner(work, start)
+                careful.suspect_inner(work, work.host.expect(start))
             else:
                 start()
             return
         self._held += 1
         work.counted = True
         if is_suspect:
-            careful.suspect(work, start)
+            careful.suspect(work, work.host.expect(start))
         elif careful.active:
-            careful.admit(start)
+            careful.admit(work.host.expect(start))
         else:
             start()
 

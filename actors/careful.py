@@ -17,7 +17,7 @@ from actors.logs import log_event
 from actors.timer_work import TimerWork
 from actors.work import Work
 from drivers.clock import Handle
-from drivers.tables import CLAIMS
+from drivers.tables import CLAIMS, INTENTS
 from drivers.write_set import WriteSet
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ __all__ = ["Careful"]
 
 #: Each time that an item was let go before its process died, it gets this many times longer alone...
 _MORE_TIME = 4
-#: ...up to this often: with the default of one second, to the longest time that a call's turn may take.
+#: ...up to this often: a default second becomes 64, longer than a call's turn may take by default.
 _MOST_LET_GO = 3
+#: A claim that could not be removed (a full disk) is removed after this.
+_UNCLAIM_RETRY_MS = 1_000
 
 
 class Careful:
@@ -60,6 +62,15 @@ class Careful:
 
     def _forgive(self) -> None:
         self.unclean = False
+        if self._partition.stopped:
+            return
+        held = [work for work, _ in (*self._inner, *self._suspects)]
+        here = {work.turn_id for work in (*held, *self._beside, *([self._running] if self._running else ()))}
+        here.update(turn_id for _, _, turn_id, _ in self._partition.store.scan(INTENTS))
+        # calls that were claimed, and that nobody has repeated: their claims would stay for ever
+        gone = [turn_id for turn_id in {**self._crashes, **self._let_go} if turn_id not in here]
+        if gone:
+            self._partition.submit(WriteSet([(CLAIMS, (turn_id,), None) for turn_id in gone]))
 
     @property
     def active(self) -> bool:
@@ -174,7 +185,19 @@ class Careful:
 
     def _unclaim(self, work: Work) -> None:
         # turns that wrote nothing have no commit of their own that ends the claim
-        self._partition.submit(WriteSet([(CLAIMS, (work.turn_id,), None)]))
+        write_set = WriteSet([(CLAIMS, (work.turn_id,), None)])
+        write_set.waiters.append(lambda error: self._unclaimed(work, error))
+        self._partition.submit(write_set)
+
+    def _unclaimed(self, work: Work, error: BaseException | None) -> None:
+        """A claim that stayed would blame, at the next crash, what has ended long ago: remove it later."""
+        if error is not None:
+            self._partition.clock.call_later(_UNCLAIM_RETRY_MS, lambda: self._unclaim_again(work))
+
+    def _unclaim_again(self, work: Work) -> None:
+        running = {each.turn_id for each in (*self._beside, *([self._running] if self._running else ()))}
+        if work.turn_id not in running:  # the same turn may be running again, under a claim of its own
+            self._unclaim(work)
 
     def _release_parked(self) -> None:
         while self._parked and not self.active:

@@ -50,7 +50,7 @@ class IntentRunner:
         work.attempt, work.began_ms, work.resumed = attempt + 1, now_ms, True
         self._partition.admission.adopt(work)
         host.recovering = True
-        self._partition.careful.suspect(work, partial(host.resume, work))
+        self._partition.careful.suspect(work, host.expect(partial(host.resume, work)))
 
     def _retry(self, intent: Intent) -> None:
         self._partition.classes.forget_failure(intent.class_name)
@@ -66,4 +66,4 @@ class IntentRunner:
         work.attempt, work.began_ms, work.resumed = attempt + 1, now_ms, True
         host.recovering = True
         self._partition.dispatcher.adopt(work)
-        self._partition.careful.suspect(work, partial(host.resume, work))
+        self._partition.careful.suspect(work, host.expect(partial(host.resume, work)))

@@ -17,7 +17,7 @@ from actors.write_buffer import WriteBuffer
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
 
-__all__ = ["clear_timeout", "reset", "run_again", "set_timeout", "supersede", "timeout_error", "timeout_ms"]
+__all__ = ["clear_timeout", "put_back", "reset", "run_again", "set_timeout", "supersede", "timeout_error", "timeout_ms"]
 
 #: After a failed commit, work that must be run again waits this long: the cause (a full disk) needs time to pass.
 RERUN_DELAY_MS = 1_000
@@ -72,7 +72,7 @@ def supersede(host: ObjectHost, turn: Turn) -> None:
     turn.cancel()
     clear_timeout(turn)
     host.ended_bodies.pop(turn, None)
-    host.side_turns.discard(turn)
+    host.side_turns.pop(turn, None)
     host.firing.pop(turn.firing, None)
     host.section.drop(turn)
     if turn is host.current:
@@ -87,7 +87,7 @@ def reset(host: ObjectHost, error: BaseException) -> None:
     host.buffer = WriteBuffer()
     if host.activation is not None:
         activation.lost(host, error)
-    running = [*host.side_turns, *([host.current] if host.current else [])]
+    running = [*reversed(host.side_turns), *([host.current] if host.current else [])]  # each goes before the last
     for turn in running:
         supersede(host, turn)
         work = turn.work
@@ -121,6 +121,11 @@ def run_again(host: ObjectHost, work: Work, turn: Turn) -> None:
     work.attempt = turn.attempt + 1
     work.began_ms = turn.now_ms
     work.resumed = True
+    put_back(host, work)
+
+
+def put_back(host: ObjectHost, work: Work) -> None:
+    """Let the work run before any other, once the cause of the failure has had time to pass."""
     host.queue.appendleft(work)
     if host.rerun is None:
         host.rerun = host.partition.clock.call_later(RERUN_DELAY_MS, partial(rerun_now, host))

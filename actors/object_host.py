@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -55,9 +55,10 @@ class ObjectHost:
         self.queue: deque[Work] = deque()
         self.current: Turn | None = None
         self.instance: DurableObject | None = None
-        self.side_turns: set[Turn] = set()  # shared and interleaved turns that run beside others
+        self.side_turns: dict[Turn, None] = {}  # shared and interleaved turns that run beside others, as they began
         self.activation: Turn | None = None
         self._pumping = False
+        self._expected = 0  # work that is held back elsewhere
         self.ended_bodies: dict[Turn, tuple[Any, BaseException | None]] = {}  # bodies that wait for calls they made
         self.buffer = WriteBuffer()  # interleaved turns write here together
         self.flush_scheduled = False
@@ -112,8 +113,25 @@ class ObjectHost:
     @property
     def busy(self) -> bool:
         return bool(
-            self.queue or self.current or self.side_turns or self.activation or self.rerun or not self.state.settled
+            self.queue
+            or self.current
+            or self.side_turns
+            or self.activation
+            or self.rerun
+            or self._expected
+            or not self.state.settled
         )
+
+    def expect(self, start: Callable[[], None]) -> Callable[[], None]:
+        """`start` for work of this object that is held back elsewhere. Until it is called the object stays in memory:
+        the work will come to this host, and a second one beside it would not see what this one writes."""
+        self._expected += 1
+
+        def come() -> None:
+            self._expected -= 1
+            start()
+
+        return come
 
     def enqueue(self, work: Work, *, front: bool = False) -> None:
         """Add work; it starts at once when nothing stands before it."""
@@ -192,7 +210,7 @@ class ObjectHost:
             turn.read_only = True
             turn.buffer = WriteBuffer()
         if turn.read_only or self.interleaved:
-            self.side_turns.add(turn)
+            self.side_turns[turn] = None
         else:
             self.current = turn
         self.partition.turns += 1
@@ -250,7 +268,7 @@ class ObjectHost:
         turn.end()
         if turn is self.current:
             self.current = None
-        self.side_turns.discard(turn)
+        self.side_turns.pop(turn, None)
         self.firing.pop(turn.firing, None)
         self.section.drop(turn)
         assert turn.work is not None
@@ -258,7 +276,7 @@ class ObjectHost:
         if error is None:
             error = self._succeeded(turn, result)
         if error is not None:
-            self._failed(turn, error)
+            self.turn_failed(turn, error)
         self.pump()
 
     def _unfinished(self, turn: Turn) -> TransactionClosed | None:
@@ -312,7 +330,7 @@ class ObjectHost:
         write_set.waiters.append(lambda error: self._call_durable(turn, reply, error))
         return None
 
-    def _failed(self, turn: Turn, error: BaseException) -> None:
+    def turn_failed(self, turn: Turn, error: BaseException) -> None:
         """Everything since the last commit is undone; the exception is the answer."""
         work = turn.work
         if not self.interleaved and not isinstance(error, self.info.cls.harmless_errors):
@@ -359,7 +377,7 @@ class ObjectHost:
     def _discard_instance(self) -> None:
         """Memory and storage never disagree: the next turn gets a fresh instance. Shared turns start over on it."""
         self.instance = None
-        for turn in [turn for turn in self.side_turns if turn.read_only]:
+        for turn in [turn for turn in reversed(self.side_turns) if turn.read_only]:  # each goes before the last
             interruption.supersede(self, turn)
             assert turn.work is not None
             self.queue.appendleft(turn.work)

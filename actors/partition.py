@@ -193,6 +193,8 @@ class Partition:
         for class_name, key, name in recovery.suspects:
             self.dispatcher.suspects.add((class_name, key, name))
         self._ticker.start()
+        if recovery.suspects:
+            self.tick()  # at once: a call that arrives first would run beside them, and they would not be alone
         if self.inbox.needs_sweep:
             self._sweep.nudge()
 
@@ -322,12 +324,12 @@ class Partition:
         place = (object_id.type_name, object_id.key)
         host = self._hosts.get(place)
         if host is None:
+            if len(self._hosts) >= self.settings.max_active_objects:
+                self._evict_one()  # before the new one is there: it is idle until it gets its work
             host = self._hosts[place] = ObjectHost(self, info, object_id)
             deletion = self.deletions.get(place)
             if deletion is not None:
                 host.state.start_deleted(deletion)
-            if len(self._hosts) > self.settings.max_active_objects:
-                self._evict_one()
         return host
 
     def find_host(self, type_name: str, key: str) -> ObjectHost | None:
@@ -392,9 +394,9 @@ class Partition:
         """Queue a due timer's turn; fresh ones wait while suspects run."""
         start = partial(work.host.enqueue, work)
         if work.suspected:
-            self.careful.suspect(work, start)
+            self.careful.suspect(work, work.host.expect(start))
         elif self.careful.unclean or self.careful.active:
-            self.careful.admit_timer(work, start)
+            self.careful.admit_timer(work, work.host.expect(start))
         else:
             start()
 

@@ -155,6 +155,9 @@ class Runtime(DeadLetters):
         """
         _check_place("Runtime.current")
         names = sorted({runtime.name for runtime in _live})
+        if names and ray.is_initialized() and not all(runtime._created for runtime in _live):
+            running = find_runtimes()  # Ray uses worker processes again: what they were connected to may be gone
+            names = [name for name in names if name in running]
         if len(names) == 1:
             return cast(Runtime, runtime_registry.find(names[0]))
         if not names and ray.is_initialized():

@@ -184,7 +184,11 @@ class TimerDispatcher:
         settings = self._partition.settings
         waiting = self._waiting.get(type_name, OrderedDict[int, None]())
         # half of its bound at a time: each refill looks through the whole directory of the object
-        if oid in self._parked and oid not in waiting and self._by_object[oid] <= settings.max_timer_turns_per_object // 2:
+        if (
+            oid in self._parked
+            and oid not in waiting
+            and self._by_object[oid] <= settings.max_timer_turns_per_object // 2
+        ):
             self._dispatch_due(oid, self._parked.pop(oid))
         # as many as there is room for: one that has nothing due any more must not use up the turn of the next
         for _ in range(len(waiting)):

@@ -76,8 +76,9 @@ class TimerWork(Work):
         """Fix what this run stands for: when it fired, and what comes after it."""
         self.fired_ms = now_ms
         step = advance(self.spec, self.row.first_due_ms, now_ms, misfire_limit)
-        # a retry always runs: the occurrence was begun, so it is not skipped any more
-        self.step = replace(step, run=True, missed=step.missed - 1) if self.row.attempt and not step.run else step
+        # a retry and what a crash cut short always run: the occurrence was begun, so it is not skipped any more
+        was_begun = self.row.attempt > 0 or self.resumed
+        self.step = replace(step, run=True, missed=step.missed - 1) if was_begun and not step.run else step
 
     def following(self) -> DirectoryRow | None:
         """The row of the next occurrence, or None when this was the last."""

@@ -88,7 +88,7 @@ class Turn:
 
     __slots__ = (
         "_counts",
-        "_intent",
+        "_intents",
         "_random",
         "_state",
         "attempt",
@@ -133,7 +133,7 @@ class Turn:
         self.firing = 0
         #: an intent is on its way to disk, so the outcome must be recorded whatever the turn wrote
         self.recorded = False
-        self._intent: asyncio.Future[None] | None = None
+        self._intents: tuple[asyncio.Future[None], ...] = ()
         self._counts: dict[tuple[str, str, str], int] | None = None
         self._random: random.Random | None = None
         self._state = _State.RUNNING
@@ -319,15 +319,14 @@ class Turn:
 
     async def ensure_intent(self) -> None:
         """Before the first call that may change something: make durable that this turn runs, and with what."""
-        if self._intent is None:
+        if not self._intents:
             self.note_intent(early_commit.commit_intent(self.host, self))
-        assert self._intent is not None
-        await asyncio.shield(self._intent)
+        await asyncio.shield(self._intents[-1])
 
     def note_intent(self, durable: asyncio.Future[None]) -> None:
         """An intent of this turn is on its way to disk: its outcome must be recorded, whatever it is."""
         self.recorded = True
-        self._intent = durable
+        self._intents = (*self._intents, durable)
 
     def resume(self) -> None:
         """The turn is run again: its intent is on disk already."""
@@ -337,9 +336,9 @@ class Turn:
 
     @property
     def intent_durable(self) -> bool:
-        """Whether the intent is on disk, so that the turn would be run again after a crash."""
-        intent = self._intent
-        return intent is not None and intent.done() and not intent.cancelled() and intent.exception() is None
+        """Whether an intent is on disk, so that the turn would be run again after a crash. A later one that was not
+        written, with a second `sync()`, takes nothing away from that."""
+        return any(intent.done() and not intent.cancelled() and intent.exception() is None for intent in self._intents)
 
     def cancel(self) -> None:
         """Cancel the turn's code and the calls that it waits for."""

@@ -51,15 +51,19 @@ class Ledger(DurableObject):
         """Stores whatever it is given."""
         self.storage.put(key, value)
 
-    def keep_local_object(self) -> None:
-        """Stores something that can't be stored, behind something that can."""
+    def keep_lock(self) -> None:
+        """Stores something that can't be stored, after something that can."""
         self.storage.put("good", 1)
-        self.storage.put("bad", {"list": [1, {"handle": object()}]})
+        self.storage.put("bad", {"list": [1, {"handle": threading.Lock()}]})
 
-    def reply_with_object(self) -> Any:
+    def reply_with_lock(self) -> Any:
         """Returns something that can't travel."""
         self.storage.put("before", 1)
-        return [object()]
+        return [threading.Lock()]
+
+    def keep_blob(self, size: int) -> None:
+        self.storage.put("before", 1)
+        self.storage.put("blob", b"x" * size)
 
     def light_fuse(self, path: str, delay_s: float) -> None:
         """Once for each path: this process is killed after `delay_s`, whatever it is doing then; 0: at once."""
@@ -155,9 +159,6 @@ class Bell(DurableObject):
         for name, due_ms in due.items():
             self.timers.set(name, at=due_ms, method=method, retry=retry)
         return len(due)
-
-    def arm_every(self, name: str, every_ms: int) -> None:
-        self.timers.set(name, every=every_ms, method="ring", misfire="all")
 
     def ring(self, info: TimerInfo) -> None:
         self._record(info)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.address import slot_of
-from actors.admin import DeadLetter
+from actors.dead_letters import DeadLetter
 from actors.errors import PoisonCall
 from actors.namespace import Stub
 from actors.runtime import Runtime
@@ -81,6 +81,13 @@ def result(runtime: Runtime, future: asyncio.Future[Any]) -> Any:
         return await future
 
     return runtime.run_sync(wait)
+
+
+def wait_for_fires(bell: Stub, count: int | None = None) -> None:
+    """Until so many timers have fired, or none is armed any more."""
+    wait_for(
+        lambda: not bell.armed.sync() or (count is not None and len(bell.fires.sync()) >= count), f"timers of {bell}"
+    )
 
 
 # --- calls --------------------------------------------------------------------------------------------
@@ -200,10 +207,10 @@ def test_timers_that_are_due_while_partitions_are_killed_take_effect_once_each(r
     for partition in (0, 1, 0):
         first = bells[partition][0]
         seen = len(first.fires.sync())
-        wait_for(lambda first=first, seen=seen: len(first.fires.sync()) > seen or not first.armed.sync(), "a fire")
+        wait_for_fires(first, seen + 1)
         kill_partition(runtime, partition)
     for bell in everything:
-        wait_for(lambda bell=bell: not bell.armed.sync(), "all timers")
+        wait_for_fires(bell)
         fires = bell.fires.sync()
         assert Counter(name for name, *_ in fires) == Counter(due.keys())
         assert all(fired_ms >= due_ms == due[name] and attempt == 0 for name, due_ms, fired_ms, attempt, *_ in fires)
@@ -259,7 +266,7 @@ def test_a_timer_that_kills_its_process_becomes_a_dead_letter_and_the_others_run
     assert (letter.name, letter.attempts, letter.crashes) == ("bad", 0, 3)
     assert bell.fires.sync() == []
     for good in beside:
-        wait_for(lambda good=good: not good.armed.sync(), "the timers beside it")
+        wait_for_fires(good)
         assert Counter(name for name, *_ in good.fires.sync()) == Counter(due.keys())
 
 
@@ -276,6 +283,6 @@ def test_a_thousand_timers_that_came_due_in_downtime_all_fire_at_once_in_order_n
     with Runtime.start(tmp_path, name="downtime") as after:
         for bell, times in zip(bells, due, strict=True):
             again = after.namespace(Bell).get(bell.key)
-            wait_for(lambda again=again: len(again.fires.sync()) >= 100, "all timers", 10)
+            wait_for_fires(again)
             assert [(name, due_ms) for name, due_ms, *_ in again.fires.sync()] == list(times.items())
             assert again.armed.sync() == []

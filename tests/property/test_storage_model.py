@@ -222,9 +222,12 @@ class StorageMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         # one write set a commit, so that turns meet rows on their way to disk
         self._context = held_runtime(Settings(durability="off", max_group_rows=1))
-        self.rt, self.commits = self._run(self._context.__aenter__())
+        self._run(self._begin())
+
+    async def _begin(self) -> None:
+        self.rt, self.commits = await self._context.__aenter__()
         self.stub = self.rt.namespace(self.kind).get("a")
-        self._run(self.rt.run_until_idle())
+        await self.rt.run_until_idle()
 
     def teardown(self) -> None:
         self._run(self._context.__aexit__(None, None, None))
@@ -274,6 +277,8 @@ class StorageMachine(RuleBasedStateMachine):
     @rule(batch=st.lists(turns, min_size=1, max_size=3), durable=st.integers(0, 3))
     def lose_a_commit(self, batch: list[tuple[list[Step], str]], durable: int) -> None:
         """The disk is full at one of the commits: it and everything that was handed over after it is not applied."""
+        if self.kind.turns == "interleaved":
+            durable = 0  # such a turn has several commits, so its beginning may stay when its end is lost
 
         async def run() -> list[Any]:
             self.commits.hold()

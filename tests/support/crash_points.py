@@ -19,7 +19,17 @@ from actors.testing import LocalRuntime, VirtualClock
 from drivers.executor import Executor
 from drivers.native import NativeDriver
 
-__all__ = ["CommitControl", "ControlledDriver", "crash_when_stopped", "disk_full", "finish", "key_in", "runtime_with"]
+__all__ = [
+    "CommitControl",
+    "ControlledDriver",
+    "crash_when_stopped",
+    "disk_full",
+    "finish",
+    "kept",
+    "key_in",
+    "runtime_with",
+    "until_forgotten",
+]
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
@@ -47,6 +57,7 @@ class CommitControl:
         #: the partition whose commit was stopped
         self.stopped_partition: int | None = None
         self._stopped = asyncio.Event()
+        self._awaited: dict[int, asyncio.Event] = {}
         self._failures = 0
         self._fail_at = 0
         self._held: list[Callable[[], None]] | None = None
@@ -59,9 +70,18 @@ class CommitControl:
         """Until the commit to stop at is reached."""
         await self._stopped.wait()
 
+    async def begun(self, number: int) -> None:
+        """Until that commit has begun, counted from 1; it goes on."""
+        if self.commits < number:
+            await self._awaited.setdefault(number, asyncio.Event()).wait()
+
     def fail_next(self, count: int = 1) -> None:
         """Let the next commits fail for certain (a full disk)."""
         self._failures += count
+
+    def calm(self) -> None:
+        """No more faults."""
+        self._failures = self._fail_at = self.crash_at = 0
 
     def fail_at(self, number: int) -> None:
         """Let one later commit fail for certain, counted from 1 since the beginning."""
@@ -85,6 +105,8 @@ class CommitControl:
             self._held.append(lambda: self.submit(executor, job, done))
             return
         self.commits += 1
+        if self.commits in self._awaited:
+            self._awaited[self.commits].set()
         if self.commits == self.crash_at:
             executor.stopped = True
             if self.applied:
@@ -172,8 +194,10 @@ async def finish(runtime: LocalRuntime, call: Awaitable[T]) -> T:
 
 
 @asynccontextmanager
-async def crash_when_stopped(runtime: LocalRuntime, control: CommitControl, *, all_partitions: bool) -> AsyncIterator[None]:
-    """Inside the block: when the commit to stop at is reached, its partition (or every one) crashes and starts again."""
+async def crash_when_stopped(
+    runtime: LocalRuntime, control: CommitControl, *, all_partitions: bool
+) -> AsyncIterator[None]:
+    """Inside the block: when the commit to stop at is reached, its partition (or all) crashes and starts again."""
 
     async def watch() -> None:
         await control.wait_stopped()
@@ -187,3 +211,19 @@ async def crash_when_stopped(runtime: LocalRuntime, control: CommitControl, *, a
         if not control.stopped:
             watcher.cancel()
         await asyncio.wait([watcher])
+
+
+def kept(runtime: LocalRuntime) -> int:
+    """Recorded outcomes that the partitions still keep."""
+    return sum(status["inbox"] for status in runtime.status())
+
+
+async def until_forgotten(runtime: LocalRuntime) -> None:
+    """Until every outcome is released: acknowledgements travel in real time, the sweep in virtual time."""
+    for look in range(400):
+        if not kept(runtime):
+            return
+        await asyncio.sleep(0.001)
+        if look > 20:
+            await runtime.advance(seconds=1)
+    raise AssertionError(f"{kept(runtime)} outcomes are kept for ever")

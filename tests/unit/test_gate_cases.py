@@ -30,7 +30,8 @@ from actors.errors import (
 )
 from actors.namespace import Stub
 from actors.settings import Settings
-from actors.testing import LocalRuntime
+from actors.testing import LocalRuntime, VirtualClock
+from drivers.tables import INTENTS
 from tests.support.held_commits import CommitFailure, HeldCommits, held_runtime, turn_loop
 
 #: Gates that tests open, and what objects did, by the order in which they did it.
@@ -188,6 +189,20 @@ class Fragile(DurableObject):
     async def wait_and_raise(self) -> None:
         await gate("raise").wait()
         raise ValueError("a bug")
+
+    async def call(self, key: str) -> list[int]:
+        LOG.append(f"attempt {self.turn.attempt} began {self.turn.now_ms}")
+        called = await self.namespace(Serial).get(key).add()
+        await gate("call").wait()
+        return [called, self.storage.get("starts")]
+
+    def tick_hourly(self) -> None:
+        self.timers.set("tick", every="1h", method="on_tick", misfire="skip")
+
+    async def on_tick(self, info: Any) -> None:
+        LOG.append(f"tick {self.turn.attempt}")
+        await self.namespace(Serial).get("b").add()
+        await gate("tick").wait()
 
 
 class FragileAsync(Fragile):
@@ -815,6 +830,69 @@ async def test_a_start_whose_writes_are_not_applied_fails_its_call(held: Any, ki
         await calls[0]
     await commits.release()  # the second call has started the object again
     assert await calls[1] == 1
+
+
+@pytest.mark.parametrize("kind", [Fragile, FragileAsync])
+async def test_a_turn_that_called_out_ends_when_the_object_fails_to_start_for_it_again(
+    rt: LocalRuntime, kind: type[Fragile]
+) -> None:
+    stub = rt.namespace(kind).get("a")
+    other = rt.namespace(Serial).get("b")
+    call = start(stub.call("b"))
+    await turn_loop()
+    Fragile.failures = 1
+    await rt.crash()
+    with pytest.raises(ValueError, match="not today"):
+        await call
+    await rt.crash()  # nothing is left that would be run again
+    gate("call").set()
+    await rt.run_until_idle()
+    assert len([line for line in LOG if line.startswith("attempt")]) == 1
+    assert await other.get() == 1
+    assert await stub.starts() == 2
+
+
+@pytest.mark.parametrize("kind", [Fragile, FragileAsync])
+async def test_a_turn_that_called_out_waits_when_what_the_start_wrote_is_not_applied(
+    held: Any, kind: type[Fragile]
+) -> None:
+    rt, commits = held
+    stub = rt.namespace(kind).get("a")
+    rt.namespace(Serial)
+    call = start(stub.call("b"))
+    await rt.run_until_idle()
+    began_ms = rt.clock.wall_ms()
+    await rt.advance(seconds=1)
+    commits.hold()
+    restart = start(rt.crash())
+    await commits.release()  # the claim of the turn that was cut short
+    await commits.fail(CommitFailure.DISK_FULL)  # what the start wrote
+    commits.let_go()
+    await restart
+    gate("call").set()
+    await rt.advance(seconds=2)
+    assert await call == [1, 2]
+    attempts = [line for line in LOG if line.startswith("attempt")]
+    assert attempts == [f"attempt 1 began {began_ms}", f"attempt 2 began {began_ms}"]
+
+
+async def test_a_timers_turn_that_called_out_runs_again_after_a_crash_also_when_its_policy_is_to_skip(
+    rt: LocalRuntime,
+) -> None:
+    clock = rt.clock
+    assert isinstance(clock, VirtualClock)
+    await rt.namespace(Fragile).get("a").tick_hourly()
+    other = rt.namespace(Serial).get("b")
+    await rt.advance(hours=1)
+    clock.step_wall(10 * 3_600_000)  # several occurrences pass while the process is down
+    gate("tick").set()
+    await rt.crash()
+    await rt.run_until_idle()
+    assert [line for line in LOG if line.startswith("tick")] == ["tick 1", "tick 2"]
+    assert await other.get() == 1
+    partition = rt.partitions[0]
+    assert partition is not None
+    assert partition.store.scan(INTENTS) == []
 
 
 # --- addresses ------------------------------------------------------------------------------------------------
