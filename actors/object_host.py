@@ -319,7 +319,7 @@ class ObjectHost:
             reply = work.encode_result(result, settings.max_args_bytes)
         except Exception as error:
             return error
-        if turn.read_only or not (turn.buffer.dirty or turn.recorded or turn.called or work.claimed):
+        if turn.read_only or not (turn.buffer.dirty or self._must_record(turn, work)):
             self._answer_when_durable(turn, reply)
             return None
         entry = work.inbox_entry(reply, settings.max_reply_memory_bytes)
@@ -329,6 +329,14 @@ class ObjectHost:
         early_commit.renew_buffer(self)
         write_set.waiters.append(lambda error: self._call_durable(turn, reply, error))
         return None
+
+    @staticmethod
+    def _must_record(turn: Turn, work: CallWork) -> bool:
+        """Whether the outcome is recorded although nothing was written.
+
+        That of a call from another turn always is: the caller may decide by it, and must meet the same when run again.
+        """
+        return bool(turn.recorded or turn.called or work.claimed or work.caller)
 
     def turn_failed(self, turn: Turn, error: BaseException) -> None:
         """Everything since the last commit is undone; the exception is the answer."""
@@ -340,7 +348,7 @@ class ObjectHost:
             return
         assert isinstance(work, CallWork)
         reply = raised(error)
-        if not (turn.recorded or turn.called or work.claimed or (self.interleaved and turn.buffer.dirty)):
+        if turn.read_only or not (self._must_record(turn, work) or (self.interleaved and turn.buffer.dirty)):
             self._answer_when_durable(turn, reply)
             return
         entry = work.inbox_entry(reply, self.partition.settings.max_reply_memory_bytes)

@@ -64,7 +64,10 @@ def recover(store: Store, *, unclean: bool, crash_limit: int, misfire_limit: int
     except BaseException:
         store.rollback()
         raise
-    intents = [Intent(c, k, turn_id, msgpack.unpackb(packed)) for c, k, turn_id, packed in store.scan(INTENTS)]
+    intents = [
+        Intent(c, k, turn_id, msgpack.unpackb(packed, strict_map_key=False))
+        for c, k, turn_id, packed in store.scan(INTENTS)
+    ]
     return Recovery(intents, work.suspects, work.crashes, work.let_go, work.poisoned)
 
 

@@ -115,7 +115,8 @@ class TimerWork(Work):
         return failed_row(self.row, self.spec, now_ms, self.turn_id)
 
     def pack_intent(self, turn: Turn) -> bytes:
-        packed: bytes = msgpack.packb(["timer", self.row.name, self.row.generation, turn.now_ms, turn.attempt])
+        fields = ["timer", self.row.name, self.row.generation, turn.now_ms, turn.attempt, self.refusals]
+        packed: bytes = msgpack.packb(fields)
         return packed
 
 

@@ -15,6 +15,7 @@ from actors import early_commit, pickled
 from actors.address import ClassRef, slot_of
 from actors.codec import decode
 from actors.errors import (
+    MainspringError,
     Overloaded,
     ReadOnlyTurn,
     ReentrantCall,
@@ -23,9 +24,9 @@ from actors.errors import (
     WriteSetTooLarge,
     WrongThread,
 )
-from actors.messages import OK, OK_PICKLED
+from actors.messages import OK, OK_PICKLED, REFUSED
 from actors.timer_work import TimerWork
-from actors.wire_errors import decode_error
+from actors.wire_errors import decode_error, encode_error
 from actors.write_buffer import DirectoryRow, WriteBuffer
 
 if TYPE_CHECKING:
@@ -278,6 +279,9 @@ class Turn:
         timeout_ms: int | None,
     ) -> Any:
         assert self.work is not None
+        refusal = self.work.refusals.get(call_id) if self.work.refusals else None
+        if refusal is not None:
+            raise decode_error(refusal)  # what the first run met: it may have decided by it
         if is_shared or self.read_only or self.host.interleaved:
             await early_commit.earlier_durable(self.host, self)
         else:
@@ -298,6 +302,9 @@ class Turn:
                 chain=(*self.work.chain, own),
                 caller=(*own, self.turn_id),
             )
+        except MainspringError as error:
+            await self._remember_refusal(call_id, encode_error(error))
+            raise
         finally:
             # also when the code stopped waiting: the target may have recorded an outcome that must be released
             assert self.called is not None
@@ -306,7 +313,20 @@ class Turn:
             return decode(payload)
         if status == OK_PICKLED:
             return pickled.load(payload, f"the reply of {ref.type_name}.{method}")
+        if status == REFUSED:
+            await self._remember_refusal(call_id, payload)
         raise decode_error(payload)
+
+    async def _remember_refusal(self, call_id: bytes, payload: bytes) -> None:
+        """A refusal is recorded nowhere else, and may be no refusal when the turn is run again: keep it, durably, with
+        the intent, before the code can decide by it."""
+        if not self.recorded or self.host.partition.stopped:
+            return
+        assert self.work is not None
+        if self.work.refusals is None:
+            self.work.refusals = {}
+        self.work.refusals[call_id] = payload
+        await asyncio.shield(early_commit.commit_intent(self.host, self))
 
     def _call_ended(self, task: asyncio.Future[Any]) -> None:
         self.outstanding -= 1

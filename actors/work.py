@@ -59,6 +59,7 @@ class Work:
         "claimed",
         "host",
         "method",
+        "refusals",
         "resumed",
         "settled",
         "suspected",
@@ -74,6 +75,8 @@ class Work:
         self.attempt = 1
         #: when the turn first began, for turns that are run again
         self.began_ms: int | None = None
+        #: nested calls of this turn that were refused, by call id: a re-run meets the same refusals
+        self.refusals: dict[bytes, bytes] | None = None
         #: a durable claim exists and must be deleted with the outcome
         self.claimed = False
         #: the turn's intent is on disk already: it is being run again after a crash
@@ -192,6 +195,7 @@ class CallWork(Work):
                 turn.attempt,
                 [list(link) for link in self.chain],
                 list(self.caller) if self.caller else None,
+                self.refusals,
             ]
         )
         return packed

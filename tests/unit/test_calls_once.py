@@ -867,7 +867,6 @@ class Decides(DurableObject):
         return "done" in self.storage
 
 
-@pytest.mark.xfail(strict=True, reason="a refusal that a turn has met is not recorded, so its re-run may meet another")
 async def test_a_turn_that_met_a_refusal_meets_it_again_when_it_is_run_again() -> None:
     control = CommitControl()
     async with runtime_with(control, partitions=2) as runtime:
@@ -885,7 +884,6 @@ async def test_a_turn_that_met_a_refusal_meets_it_again_when_it_is_run_again() -
         assert await leaf.total() == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the reply of a nested call that wrote nothing is not recorded")
 async def test_a_turn_that_decided_on_a_nested_read_decides_the_same_when_it_is_run_again() -> None:
     control = CommitControl()
     async with runtime_with(control, partitions=2) as runtime:
@@ -894,7 +892,7 @@ async def test_a_turn_that_decided_on_a_nested_read_decides_the_same_when_it_is_
         leaves = runtime.namespace(Leaf)
         await decides.done()
         await leaves.get(stock).total()
-        control.crash_at, control.applied = control.commits + 3, False  # the outcome of the caller
+        control.crash_at, control.applied = control.commits + 4, False  # its intent, the read, the add, its outcome
         call = asyncio.ensure_future(decides.choose(stock, empty, full))
         await control.wait_stopped()
         await leaves.get(stock).add(5)
