@@ -15,7 +15,7 @@ from actors.messages import OK, REFUSED
 from actors.object_timers import redriven_name
 from actors.wire_errors import encode_error
 from actors.write_buffer import DirectoryRow
-from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, Op
+from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, TABLES, Op
 from drivers.write_set import WriteSet
 from timers.schedule import TimerSpec
 
@@ -89,6 +89,7 @@ class Admin:
         if oid is None or (type_name, key) in partition.deletions:
             return False
         ops: list[Op] = [(KV, (oid,), CLEAR), (OBJECTS, (oid,), None)]
+        ops += [(spec.name, (oid,), CLEAR) for spec in TABLES.values() if spec.per_object and not spec.outlives_object]
         for row in partition.store.scan(DIRECTORY, (oid,)):
             ops.extend(DirectoryRow(*row).delete_ops())
         write_set = WriteSet(ops)

@@ -63,6 +63,7 @@ __all__ = [
     "RemoteError",
     "ReplyLost",
     "ReservedName",
+    "RowConflict",
     "RuntimeNotStarted",
     "SchemaTooNew",
     "StoreClosed",
@@ -230,6 +231,10 @@ class ReadOnlyTurn(MainspringError, RuntimeError):
 
 class TransactionClosed(MainspringError, RuntimeError):
     """A storage transaction was used after it ended."""
+
+
+class RowConflict(MainspringError, RuntimeError):
+    """A row of the runtime's own is not what the turn's code took it for. Nothing of the change was made."""
 
 
 class TooManyTimers(MainspringError):

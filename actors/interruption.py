@@ -77,6 +77,7 @@ def supersede(host: ObjectHost, turn: Turn) -> None:
     host.section.drop(turn)
     if turn is host.current:
         host.current = None
+        host.partition.gate.turn_ended(host)
 
 
 def reset(host: ObjectHost, error: BaseException) -> None:

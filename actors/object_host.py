@@ -18,6 +18,7 @@ from actors.current import CURRENT
 from actors.durable_object import ClassInfo, DurableObject
 from actors.errors import CallExpired, TransactionClosed, TurnOver
 from actors.logs import log_event
+from actors.object_rows import ObjectRows
 from actors.object_state import ObjectState
 from actors.object_timers import ObjectTimers
 from actors.storage import Storage
@@ -52,6 +53,7 @@ class ObjectHost:
         self.state = ObjectState(partition, object_id, partial(interruption.reset, self))
         self.storage = Storage(self)
         self.timers = ObjectTimers(self)
+        self.rows = ObjectRows(self)
         self.queue: deque[Work] = deque()
         self.current: Turn | None = None
         self.instance: DurableObject | None = None
@@ -174,6 +176,8 @@ class ObjectHost:
             return False
         if self.recovering and not work.resumed:
             return False
+        if not self.partition.gate.may_start(self, work.resumed):
+            return False
         if self.interleaved:
             return not self.section.held
         return self.current is None or (isinstance(work, CallWork) and work.method.is_shared)
@@ -268,6 +272,7 @@ class ObjectHost:
         turn.end()
         if turn is self.current:
             self.current = None
+            self.partition.gate.turn_ended(self)
         self.side_turns.pop(turn, None)
         self.firing.pop(turn.firing, None)
         self.section.drop(turn)

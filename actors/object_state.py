@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from actors.address import ObjectId
-from actors.write_buffer import DirectoryRow, Layer, WriteBuffer
+from actors.write_buffer import DirectoryRow, Layer, Place, WriteBuffer
 from drivers.sqlite_store import prefix_end
 from drivers.store import Counters, Store
-from drivers.tables import CLEAR, DIRECTORY, KV, OBJECTS, Op
+from drivers.tables import CLEAR, DIRECTORY, KV, OBJECTS, TABLES, TIMERS, Key, Op, Values
 from drivers.write_set import FieldEquals, InboxEntry, Lineage, WriteSet
 
 __all__ = ["ObjectState", "StatePort"]
@@ -43,8 +43,11 @@ class ObjectState:
         self._on_lost = on_lost
         self._oid: int | None = None
         self._oid_known = False
+        #: a number that is given to the object with its first write
+        self._reserved_oid: int | None = None
         #: key -> (value or None when deleted, the write set that says so)
         self._overlay: dict[str, tuple[bytes | None, WriteSet]] = {}
+        self._row_overlay: dict[Place, tuple[Values | None, WriteSet]] = {}
         self._clearing: WriteSet | None = None
         self._cache: dict[str, bytes | None] = {}
         self._directory: dict[str, DirectoryRow] | None = None
@@ -62,6 +65,14 @@ class ObjectState:
             self._oid = self._port.store.find_object(self._id.type_name, self._id.key)
             self._oid_known = True
         return self._oid
+
+    def reserve_oid(self) -> int:
+        """The object's number, or the one that it will have once it has written something."""
+        if self.oid is not None:
+            return self.oid
+        if self._reserved_oid is None:
+            self._reserved_oid = self._port.counters.take_id()
+        return self._reserved_oid
 
     @property
     def settled(self) -> bool:
@@ -159,6 +170,31 @@ class ObjectState:
             self._directory = {row[1]: DirectoryRow(*row) for row in rows}
         return self._directory
 
+    def read_row(self, place: Place) -> Values | None:
+        """The row of one of the runtime's own tables, or None."""
+        pending = self._row_overlay.get(place)
+        return pending[0] if pending is not None else self._port.store.get(*place)
+
+    def scan_rows(
+        self, buffer: WriteBuffer, table: str, prefix: Key, *, after: Key | None, limit: int
+    ) -> list[tuple[Key, Values]]:
+        """(key, values) of at most `limit` rows whose key begins with `prefix` and comes after `prefix + after`, as a
+        turn with `buffer` sees them, in key order."""
+        first = prefix if after is None else prefix + after
+        changes: dict[Key, Values | None] = {}
+        for (name, key), values in (
+            *((place, entry[0]) for place, entry in self._row_overlay.items()),
+            *buffer.merged().rows.items(),
+        ):
+            if name == table and key[: len(prefix)] == prefix and (after is None or key[: len(first)] > first):
+                changes[key] = values
+        size = len(TABLES[table].key)
+        # every change may hide one durable row, so that many more are fetched
+        stored = self._port.store.scan(table, prefix, start_after=after, limit=limit + len(changes))
+        merged = {**{columns[:size]: columns[size:] for columns in stored}, **changes}
+        found = [(key, values) for key in sorted(merged) if (values := merged[key]) is not None]
+        return found[:limit]
+
     # --- handing over ---------------------------------------------------------------------------
 
     def hand_over(
@@ -175,7 +211,7 @@ class ObjectState:
         write_set = WriteSet(ops, guards=guards, lineage=self.lineage, position=self._position, inbox=inbox)
         # read before anything is handed over: what is durable afterwards would hide what is on its way
         directory = self.directory() if layer.timers else {}
-        if (layer.kv or layer.timers or layer.cleared) and (self.oid is not None or _keeps_something(layer)):
+        if layer.dirty and (self.oid is not None or _keeps_something(layer)):
             oid = self._ensure_oid(ops)
             if layer.cleared:
                 ops.append((KV, (oid,), CLEAR))
@@ -186,12 +222,18 @@ class ObjectState:
                 ops.append((KV, (oid, key), None if value is None else (value,)))
                 self._overlay[key] = (value, write_set)
             earliest = self._timer_ops(layer, directory, oid, ops)
+            for place, values in layer.rows.items():
+                table, row_key = place
+                ops.append((table, row_key, values))
+                self._row_overlay[place] = (values, write_set)
+                if table == TIMERS and values is not None:
+                    earliest = row_key[1] if earliest is None else min(earliest, row_key[1])
         else:
             earliest = None
         if extra:
             ops.extend(extra)
-        keys = list(layer.kv)
-        write_set.waiters.append(lambda error: self._ended(write_set, keys, earliest, error))
+        keys, places = list(layer.kv), list(layer.rows)
+        write_set.waiters.append(lambda error: self._ended(write_set, keys, places, earliest, error))
         self.last = write_set
         self._port.submit(write_set)
         return write_set
@@ -199,7 +241,8 @@ class ObjectState:
     def _ensure_oid(self, ops: list[Op]) -> int:
         oid = self.oid
         if oid is None:
-            oid = self._oid = self._port.counters.take_id()
+            oid = self._oid = self.reserve_oid()
+            self._reserved_oid = None
             ops.append((OBJECTS, (oid,), (self._id.slot, self._id.type_name, self._id.key)))
         return oid
 
@@ -220,7 +263,12 @@ class ObjectState:
         return earliest
 
     def _ended(
-        self, write_set: WriteSet, keys: list[str], earliest_ms: int | None, error: BaseException | None
+        self,
+        write_set: WriteSet,
+        keys: list[str],
+        places: list[Place],
+        earliest_ms: int | None,
+        error: BaseException | None,
     ) -> None:
         if write_set.lineage is not self.lineage:
             return  # of an earlier life: that reset has dealt with it
@@ -234,6 +282,10 @@ class ObjectState:
             if entry is not None and entry[1] is write_set:
                 del overlay[key]
                 self._remember(key, entry[0])
+        for place in places:
+            pending = self._row_overlay.get(place)
+            if pending is not None and pending[1] is write_set:
+                del self._row_overlay[place]
         if self._clearing is write_set:
             self._clearing = None
         if earliest_ms is not None:
@@ -244,6 +296,7 @@ class ObjectState:
         self.lineage = Lineage(str(self._id))
         self._position = 0
         self._overlay.clear()
+        self._row_overlay.clear()
         self._cache.clear()
         self._clearing = None
         self._directory = None
@@ -256,11 +309,10 @@ class ObjectState:
         self._oid, self._oid_known = None, True
         self._directory = {}
         self.last = deletion
-        deletion.waiters.append(lambda error: self._ended(deletion, [], None, error))
+        deletion.waiters.append(lambda error: self._ended(deletion, [], [], None, error))
 
 
 def _keeps_something(layer: Layer) -> bool:
     """Whether an object that does not exist would exist after these changes."""
-    return any(value is not None for value in layer.kv.values()) or any(
-        row is not None for row in layer.timers.values()
-    )
+    changes = (layer.kv, layer.timers, layer.rows)
+    return any(value is not None for changed in changes for value in changed.values())

@@ -19,6 +19,7 @@ from actors.claims import Claims
 from actors.class_table import ClassTable, FetchClass
 from actors.client import Client, Directory
 from actors.durable_object import ClassInfo, DurableObject
+from actors.engine_gate import EngineGate
 from actors.errors import (
     ChannelClosed,
     DataMissing,
@@ -116,14 +117,16 @@ class Partition:
         self.classes.on_outdated = self._rebuild_objects
         self.dispatcher = TimerDispatcher(self)
         self.registry = TimerRegistry()
+        self.gate = EngineGate(self)
         self._ticker = Ticker(
             self.store,
-            CommittingTimerStore(self.store, self.committer),
+            CommittingTimerStore(self.store, self.committer, self.gate),
             self.registry,
             self.clock,
             partition=PartitionName(PartitionRole.PARTITION, config.partition),
             user_tick=self.dispatcher.tick,
             poll_ms=driver.poll_ms,
+            ended=self.gate.tick_ended,
         )
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes, recovery.let_go)
         self._admin = Admin(self)

@@ -43,7 +43,7 @@ class Transaction:
         Raises `TransactionClosed` when it has been committed, or when a transaction inside it is still open.
         """
         if self._layer.closed:
-            if self._layer.kv or self._layer.timers or self._layer.cleared:
+            if self._layer.dirty:
                 raise TransactionClosed("rollback() after the transaction was committed: call it inside the with block")
             return
         buffer = self._turn.buffer
@@ -65,6 +65,7 @@ def _check_bound(name: str, bound: Any) -> None:
 def _reset(layer: Layer) -> None:
     layer.kv.clear()
     layer.timers.clear()
+    layer.rows.clear()
     layer.cleared = False
     layer.size = 0
     layer.closed = True

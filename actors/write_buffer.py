@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drivers.tables import DIRECTORY, TIMERS, Key, Op
+from drivers.tables import DIRECTORY, TIMERS, Key, Op, Values
 from timers.rows import USER_LANE
 
-__all__ = ["DirectoryRow", "Layer", "WriteBuffer", "timer_ref"]
+__all__ = ["DirectoryRow", "Layer", "Place", "WriteBuffer", "timer_ref"]
+
+#: A row of one of the runtime's own tables: (table, key).
+Place = tuple[str, Key]
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,17 @@ def timer_ref(oid: int, name: str) -> bytes:
 
 
 class Layer:
-    """Changes since the turn or the transaction began. None marks what was deleted. `size` is about their bytes."""
+    """Changes since the turn or the transaction began. None marks what was deleted. `size` is about their bytes.
 
-    __slots__ = ("cleared", "closed", "kv", "size", "timers")
+    `rows` are rows of the runtime's own tables that belong to the object: by table and whole key.
+    """
+
+    __slots__ = ("cleared", "closed", "kv", "rows", "size", "timers")
 
     def __init__(self) -> None:
         self.kv: dict[str, bytes | None] = {}
         self.timers: dict[str, DirectoryRow | None] = {}
+        self.rows: dict[Place, Values | None] = {}
         self.cleared = False
         self.closed = False
         self.size = 0
@@ -88,6 +95,14 @@ class Layer:
         self.timers[name] = row
         self.size += (0 if row is None else len(row.spec)) - (0 if old is None else len(old.spec))
 
+    def put_row(self, place: Place, values: Values | None) -> None:
+        self.size += _row_size(values) - _row_size(self.rows.get(place))
+        self.rows[place] = values
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.kv or self.timers or self.rows or self.cleared)
+
     def clear(self) -> None:
         """Every key is gone: those under this layer, and those that it holds itself."""
         self.size -= sum(len(key) + len(value or b"") for key, value in self.kv.items())
@@ -102,6 +117,12 @@ class Layer:
             self.put(key, value)
         for name, row in layer.timers.items():
             self.put_timer(name, row)
+        for place, values in layer.rows.items():
+            self.put_row(place, values)
+
+
+def _row_size(values: Values | None) -> int:
+    return sum(len(value) if isinstance(value, str | bytes) else 8 for value in values or ())
 
 
 class WriteBuffer:
@@ -118,10 +139,8 @@ class WriteBuffer:
 
     @property
     def dirty(self) -> bool:
-        if len(self.layers) == 1:
-            top = self.layers[0]
-            return bool(top.kv or top.timers or top.cleared)
-        return any(layer.kv or layer.timers or layer.cleared for layer in self.layers)
+        layers = self.layers
+        return layers[0].dirty if len(layers) == 1 else any(layer.dirty for layer in layers)
 
     @property
     def size(self) -> int:
@@ -131,7 +150,7 @@ class WriteBuffer:
 
     def operations(self) -> int:
         """How many operations the buffer stands for, at most."""
-        return sum(len(layer.kv) + 2 * len(layer.timers) + layer.cleared for layer in self.layers)
+        return sum(len(layer.kv) + 2 * len(layer.timers) + len(layer.rows) + layer.cleared for layer in self.layers)
 
     def put(self, key: str, value: bytes) -> None:
         self.layers[-1].put(key, value)
@@ -159,6 +178,12 @@ class WriteBuffer:
         for layer in reversed(self.layers):
             if name in layer.timers:
                 return True, layer.timers[name]
+        return False, None
+
+    def lookup_row(self, place: Place) -> tuple[bool, Values | None]:
+        for layer in reversed(self.layers):
+            if place in layer.rows:
+                return True, layer.rows[place]
         return False, None
 
     def merged(self) -> Layer:

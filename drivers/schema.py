@@ -12,7 +12,7 @@ from drivers.errors import SchemaTooNew
 __all__ = ["SCHEMA_VERSION", "check_schema", "migrate"]
 
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 partition_migrations = Migrations("mainspring_partition")
 
@@ -116,11 +116,41 @@ CREATE TABLE classes (
 ) WITHOUT ROWID;
 """
 
+# Terminal outcomes that wait to be delivered, and per object how many there are.
+_OUTCOME_TABLES = """
+CREATE TABLE outcomes (
+    oid INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    outcome_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    created_ms INTEGER NOT NULL,
+    PRIMARY KEY (oid, seq)
+) WITHOUT ROWID;
+CREATE TABLE backlogs (
+    oid INTEGER PRIMARY KEY,
+    rows INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    next_seq INTEGER NOT NULL
+);
+"""
+
 
 @partition_migrations()
 def m001_first_tables(db: Database) -> None:
     """State, timers, inbox, intents, claims, dead letters, slots and classes of a partition."""
-    for statement in _TABLES_V1.split(";"):
+    _create(db, _TABLES_V1)
+
+
+@partition_migrations()
+def m002_toolkit(db: Database) -> None:
+    """What the timer kinds of the toolkit serve."""
+    _create(db, _OUTCOME_TABLES)
+
+
+def _create(db: Database, statements: str) -> None:
+    for statement in statements.split(";"):
         if statement.strip():
             db.execute(statement)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "BACKLOGS",
     "CLAIMS",
     "CLASSES",
     "CLEAR",
@@ -15,6 +16,7 @@ __all__ = [
     "INTENTS",
     "KV",
     "OBJECTS",
+    "OUTCOMES",
     "SLOTS",
     "TABLES",
     "TIMERS",
@@ -51,11 +53,17 @@ Op = tuple[str, Key, "Values | Clear | None"]
 
 @dataclass(frozen=True)
 class TableSpec:
-    """Name and columns of one table, key columns first, in schema order."""
+    """Name and columns of one table, key columns first, in schema order.
+
+    `per_object`: rows of the runtime's own that belong to one object; their key begins with its `oid`, and `delete`
+    removes them with it. `outlives_object`: not these, since others still wait for them.
+    """
 
     name: str
     key: tuple[str, ...]
     values: tuple[str, ...]
+    per_object: bool = False
+    outlives_object: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -72,6 +80,8 @@ CLAIMS = "claims"
 DEAD_LETTERS = "dead_letters"
 SLOTS = "slots"
 CLASSES = "classes"
+OUTCOMES = "outcomes"
+BACKLOGS = "backlogs"
 
 TABLES: dict[str, TableSpec] = {
     spec.name: spec
@@ -105,5 +115,13 @@ TABLES: dict[str, TableSpec] = {
         ),
         TableSpec(SLOTS, ("slot",), ("state", "version", "move_id")),
         TableSpec(CLASSES, ("type_name",), ("module", "qualname")),
+        TableSpec(
+            OUTCOMES,
+            ("oid", "seq"),
+            ("outcome_id", "kind", "sink", "payload", "created_ms"),
+            per_object=True,
+            outlives_object=True,
+        ),
+        TableSpec(BACKLOGS, ("oid",), ("rows", "bytes", "next_seq"), per_object=True, outlives_object=True),
     )
 }

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from drivers.group_commit import GroupCommitter
 from drivers.store import Store
-from drivers.tables import TIMERS, Key
+from drivers.tables import TABLES, TIMERS, Key
 from timers.batch import Batch, Outcome
 from timers.firing import MAX_TIME_MS
 from timers.rows import USER_LANE, MalformedTimer, Row, TimerKey, TimerRow
 
-__all__ = ["CommittingTimerStore", "read_timer"]
+__all__ = ["CommittingTimerStore", "Gate", "read_timer"]
 
 R = TypeVar("R", bound=Row)
 _LARGEST_KIND = 255
@@ -37,12 +37,29 @@ def read_timer(columns: Key) -> TimerRow | MalformedTimer:
     return TimerRow(lane, due_ms, kind, ref, generation, first_due_ms, attempt, payload)
 
 
-class CommittingTimerStore:
-    """Reads what is durable; applies batches through the partition's one group committer."""
+class Gate(Protocol):
+    """Keeps the engine's batches and the turns of objects apart."""
 
-    def __init__(self, store: Store, committer: GroupCommitter) -> None:
+    def admit(self, batch: Batch) -> Sequence[int] | None:
+        """The objects that the batch changes, which start no turn until they are let go; None when one of them is in a
+        turn that may have read what the batch changes."""
+        ...
+
+    def let_go(self, oids: Sequence[int]) -> None:
+        """The batch that was admitted is durable, or was not applied."""
+        ...
+
+
+class CommittingTimerStore:
+    """Reads what is durable; applies batches through the partition's one group committer.
+
+    A batch that the gate does not admit counts as having lost a guard: nothing of it is applied, and it is tried again.
+    """
+
+    def __init__(self, store: Store, committer: GroupCommitter, gate: Gate | None = None) -> None:
         self._store = store
         self._committer = committer
+        self._gate = gate
 
     async def lanes(self) -> Sequence[int]:
         return [lane for lane in self._store.lanes() if lane != USER_LANE]
@@ -58,8 +75,23 @@ class CommittingTimerStore:
         return self._store.next_due_ms(lane, after_ms)
 
     async def apply(self, batches: Sequence[Batch]) -> Sequence[Outcome]:
-        return await self._committer.apply(batches)
+        if self._gate is None:
+            return await self._committer.apply(batches)
+        held = [self._gate.admit(batch) for batch in batches]
+        try:
+            admitted = [batch for batch, oids in zip(batches, held, strict=True) if oids is not None]
+            outcomes = iter(await self._committer.apply(admitted) if admitted else ())
+            return [Outcome.PRECONDITION_FAILED if oids is None else next(outcomes) for oids in held]
+        finally:
+            for oids in held:
+                if oids:
+                    self._gate.let_go(oids)
 
     async def get(self, row_type: type[R], key: Key) -> R | None:
         values = self._store.get(row_type.table, key)
         return None if values is None else row_type.from_columns(key, values)
+
+    async def scan(self, row_type: type[R], prefix: Key, *, after: Key | None = None, limit: int) -> Sequence[R]:
+        size = len(TABLES[row_type.table].key)
+        rows = self._store.scan(row_type.table, prefix, start_after=after, limit=limit)
+        return [row_type.from_columns(columns[:size], columns[size:]) for columns in rows]

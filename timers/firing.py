@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -54,6 +55,12 @@ class TimerReads(Protocol):
 
     async def get(self, row_type: type[R], key: tuple[Any, ...]) -> R | None:
         """The row with this key, or None."""
+        ...
+
+    async def scan(
+        self, row_type: type[R], prefix: tuple[Any, ...], *, after: tuple[Any, ...] | None = None, limit: int
+    ) -> Sequence[R]:
+        """At most `limit` rows whose key begins with `prefix`, in key order, and comes after `prefix + after`."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -43,6 +44,26 @@ class PageView:
             return await self._store.get(row_type, key)
         self._seen[place] = row = self._waiting[place]
         return cast("R | None", row)
+
+    async def scan(
+        self, row_type: type[R], prefix: tuple[Any, ...], *, after: tuple[Any, ...] | None = None, limit: int
+    ) -> Sequence[R]:
+        first = prefix if after is None else prefix + after
+        waiting = {
+            key: row
+            for (table, key), row in self._waiting.items()
+            if table == row_type.table and key[: len(prefix)] == prefix and (after is None or key[: len(first)] > first)
+        }
+        # every waiting batch may hide one stored row, so that many more are fetched
+        stored = await self._store.scan(row_type, prefix, after=after, limit=limit + len(waiting))
+        rows: dict[tuple[Any, ...], R] = {row.key(): row for row in stored}
+        for key, row in waiting.items():
+            self._seen[row_type.table, key] = row
+            if row is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = cast("R", row)
+        return [rows[key] for key in sorted(rows)][:limit]
 
     def forget_seen(self) -> None:
         """The next handler begins to read."""

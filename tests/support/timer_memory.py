@@ -22,6 +22,17 @@ class MemoryTimerStore:
     async def get(self, row_type: type[R], key: tuple[Any, ...]) -> R | None:
         return cast("R | None", self._rows.get((row_type.table, key)))
 
+    async def scan(
+        self, row_type: type[R], prefix: tuple[Any, ...], *, after: tuple[Any, ...] | None = None, limit: int
+    ) -> Sequence[R]:
+        size, first = len(prefix), prefix + (after or ())
+        found = sorted(
+            (key, row)
+            for (table, key), row in self._rows.items()
+            if table == row_type.table and key[:size] == prefix and (after is None or key[: len(first)] > first)
+        )
+        return [cast("R", row) for _, row in found[:limit]]
+
     async def lanes(self) -> Sequence[int]:
         return sorted({row.lane for row in self._timers() if row.lane != USER_LANE})
 

@@ -103,6 +103,11 @@ class WatchedStore:
     async def get(self, row_type: type[R], key: tuple[Any, ...]) -> R | None:
         return await self.inner.get(row_type, key)
 
+    async def scan(
+        self, row_type: type[R], prefix: tuple[Any, ...], *, after: tuple[Any, ...] | None = None, limit: int
+    ) -> Sequence[R]:
+        return await self.inner.scan(row_type, prefix, after=after, limit=limit)
+
     async def lanes(self) -> Sequence[int]:
         self._break("lanes")
         return sorted({*await self.inner.lanes(), *(row.lane for row in self.malformed)})

@@ -1,0 +1,121 @@
+"""Keeps the timer engine's batches and the turns of objects apart.
+
+A turn decides by the rows that it has read; the engine changes such rows between turns. While a batch of the engine is
+on its way to disk, the objects that it changes start no turn. While an object is in a turn, a batch that would change
+its rows waits; the object then lets the engine go first before its next turn, so that a busy object can't keep the
+engine waiting for ever. Turns of interleaved classes run beside each other at all times: for them a batch waits for no
+turn, and its guards alone decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from drivers.tables import INTENTS, OBJECTS, TABLES
+from timers.batch import Batch, Put
+
+if TYPE_CHECKING:
+    from actors.object_host import ObjectHost
+    from actors.partition import Partition
+
+__all__ = ["EngineGate", "oid_of", "owned_ref"]
+
+_OID_BYTES = 8
+
+
+def owned_ref(oid: int, name: bytes = b"") -> bytes:
+    """How an engine's timer refers to what it serves: 8 bytes of object number, then the name of the row."""
+    return oid.to_bytes(_OID_BYTES, "big") + name
+
+
+def oid_of(ref: bytes) -> tuple[int, bytes] | None:
+    """(object number, name) of such a reference, or None when it is none."""
+    return None if len(ref) < _OID_BYTES else (int.from_bytes(ref[:_OID_BYTES], "big"), ref[_OID_BYTES:])
+
+
+class EngineGate:
+    """Implements `drivers.timer_store.Gate` for one partition."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        #: objects with batches on their way to disk
+        self._held: Counter[int] = Counter()
+        #: objects in a turn that the engine waits for; True once the turn has ended
+        self._wanted: dict[int, bool] = {}
+        self._hosts: dict[int, ObjectHost] = {}
+
+    # --- the engine's side ------------------------------------------------------------------------
+
+    def admit(self, batch: Batch) -> Sequence[int] | None:
+        oids = sorted(_changed_objects(batch))
+        for oid in oids:
+            if self._in_turn(oid):
+                return None
+        for oid in oids:
+            self._held[oid] += 1
+            self._wanted.pop(oid, None)
+        return oids
+
+    def let_go(self, oids: Sequence[int]) -> None:
+        for oid in oids:
+            self._held[oid] -= 1
+            if not self._held[oid]:
+                del self._held[oid]
+                self._pump(oid)
+
+    def tick_ended(self) -> None:
+        """What the engine wanted of these objects is done, or is wanted no more."""
+        for oid in [oid for oid, turn_ended in self._wanted.items() if turn_ended]:
+            del self._wanted[oid]
+            self._pump(oid)
+
+    def _in_turn(self, oid: int) -> bool:
+        """Whether the object runs a turn, or must run one again before anything else happens to it."""
+        place = self._partition.store.get(OBJECTS, (oid,))
+        if place is None:
+            return False
+        _slot, type_name, key = place
+        host = self._partition.find_host(type_name, key)
+        if host is not None and host.interleaved:
+            return False
+        if host is not None and (host.current is not None or host.rerun is not None or host.activation is not None):
+            self._wanted[oid] = False
+            self._hosts[oid] = host
+            return True
+        return self._partition.store.get(INTENTS, (type_name, key)) is not None
+
+    # --- the objects' side ------------------------------------------------------------------------
+
+    def may_start(self, host: ObjectHost, resumed: bool) -> bool:
+        """Whether the object may start a turn now. One that is run again goes before the engine."""
+        if not self._held and not self._wanted:
+            return True
+        oid = host.state.oid
+        if oid is None or (oid not in self._held and (resumed or oid not in self._wanted)):
+            return True
+        self._hosts[oid] = host
+        return False
+
+    def turn_ended(self, host: ObjectHost) -> None:
+        """The object is between two turns."""
+        oid = host.state.oid if self._wanted else None
+        if oid is not None and self._wanted.get(oid) is False:
+            self._wanted[oid] = True
+            self._partition.loop.call_soon(self._partition.tick)
+
+    def _pump(self, oid: int) -> None:
+        host = self._hosts.pop(oid, None)
+        if host is not None and not self._partition.stopped:
+            host.pump()
+
+
+def _changed_objects(batch: Batch) -> set[int]:
+    """The objects whose rows the batch changes. Timers alone are not looked at by turns."""
+    changed: set[int] = set()
+    for write in batch.writes:
+        table, key = (write.row.table, write.row.key()) if isinstance(write, Put) else (write.table, write.key)
+        if TABLES[table].per_object:
+            changed.add(key[0])
+    return changed
