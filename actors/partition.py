@@ -20,6 +20,7 @@ from actors.class_table import ClassTable, FetchClass
 from actors.client import Client, Directory
 from actors.durable_object import ClassInfo, DurableObject
 from actors.engine_gate import EngineGate
+from actors.engine_kinds import REMOTE_KINDS, engine_handlers
 from actors.errors import (
     ChannelClosed,
     DataMissing,
@@ -116,7 +117,7 @@ class Partition:
         self.classes = ClassTable(self.store, self.persist, config.fetch_class)
         self.classes.on_outdated = self._rebuild_objects
         self.dispatcher = TimerDispatcher(self)
-        self.registry = TimerRegistry()
+        self.registry = TimerRegistry(engine_handlers(self))
         self.gate = EngineGate(self)
         self._ticker = Ticker(
             self.store,
@@ -126,6 +127,7 @@ class Partition:
             partition=PartitionName(PartitionRole.PARTITION, config.partition),
             user_tick=self.dispatcher.tick,
             poll_ms=driver.poll_ms,
+            remote_kinds=REMOTE_KINDS,
             ended=self.gate.tick_ended,
         )
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes, recovery.let_go)

@@ -1,0 +1,20 @@
+"""The timer kinds that a partition's own engine serves, and what each of them is given to reach beyond its rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from timers.registry import TimerHandler, TimerKind
+
+if TYPE_CHECKING:
+    from actors.partition import Partition
+
+__all__ = ["REMOTE_KINDS", "engine_handlers"]
+
+#: Kinds whose handlers wait for others (a sink, the coordinator, another partition): each has ticks of its own.
+REMOTE_KINDS: Final = frozenset({TimerKind.OUTCOME_DELIVERY, TimerKind.QUOTA_ROLLUP, TimerKind.PUBLICATION_RECHECK})
+
+
+def engine_handlers(partition: Partition) -> list[TimerHandler]:
+    """The handlers of this partition's tick."""
+    return []
