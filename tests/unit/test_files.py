@@ -527,7 +527,9 @@ def test_the_end_of_a_prefix_is_the_first_text_behind_it(prefix: str, end: str |
     assert prefix_end(prefix) == end
 
 
-FIRST_TABLES = {"objects", "kv", "directory", "timers", "inbox", "intents", "claims", "dead_letters"} | {"slots", "classes"}
+FIRST_TABLES = frozenset(
+    "objects kv directory timers inbox intents claims dead_letters slots classes".split(),
+)
 
 
 def test_a_file_of_the_first_schema_is_migrated_with_its_data(tmp_path: Path) -> None:
