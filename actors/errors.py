@@ -22,6 +22,7 @@ from timers.errors import (
     InvalidSchedule,
     InvalidTimerKind,
     MainspringError,
+    ReleaseTimerClosed,
 )
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "ReadOnlyTurn",
     "ReentrantCall",
     "Rejected",
+    "ReleaseTimerClosed",
     "RemoteError",
     "ReplyLost",
     "ReservedName",

@@ -1,4 +1,5 @@
-"""The timer core: it decides, and does nothing else. No storage, event loop, thread or clock of its own."""
+"""The timer core: it decides, and does nothing else. No storage, event loop or clock of its own; a thread only in the
+release timer."""
 
 from timers.backoff import MAX_RETRY_BACKOFF_MS, RETRY_BACKOFF_MS, RetryPolicy, retry_delay_ms
 from timers.batch import Absent, Batch, Delete, Equals, NotAfter, Outcome, Present, Put
@@ -17,6 +18,7 @@ from timers.errors import (
     InvalidSchedule,
     InvalidTimerKind,
     MainspringError,
+    ReleaseTimerClosed,
 )
 from timers.firing import (
     Done,
@@ -29,6 +31,7 @@ from timers.firing import (
     TimerCtx,
 )
 from timers.registry import TimerHandler, TimerKind, TimerRegistry, lane_of
+from timers.release_timer import ReleaseTimer, ReleaseToken, TimerBackend
 from timers.rows import USER_LANE, MalformedTimer, TimerKey, TimerRow
 
 __all__ = [
@@ -54,12 +57,16 @@ __all__ = [
     "PartitionRole",
     "Present",
     "Put",
+    "ReleaseTimer",
+    "ReleaseTimerClosed",
+    "ReleaseToken",
     "Reschedule",
     "Retry",
     "RetryPolicy",
     "RunReport",
     "TickBudget",
     "TickState",
+    "TimerBackend",
     "TimerCtx",
     "TimerFault",
     "TimerHandler",

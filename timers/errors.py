@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchTooLarge", "DuplicateTimerKind", "InvalidSchedule", "InvalidTimerKind", "MainspringError"]
+__all__ = [
+    "BatchTooLarge",
+    "DuplicateTimerKind",
+    "InvalidSchedule",
+    "InvalidTimerKind",
+    "MainspringError",
+    "ReleaseTimerClosed",
+]
 
 
 class MainspringError(Exception):
@@ -23,3 +30,7 @@ class InvalidTimerKind(MainspringError):
 
 class InvalidSchedule(MainspringError):
     """A timer's time, interval, cron expression or policy makes no sense."""
+
+
+class ReleaseTimerClosed(MainspringError):
+    """A release timer was closed: it takes no more deadlines, and what was armed has been abandoned."""
