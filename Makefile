@@ -48,6 +48,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.bench_calls $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.bench_timers
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak $(ARGS)

@@ -55,7 +55,7 @@ class Settings(BaseModel):
     max_timers_per_object: int = Field(10_000, ge=1, description="Named timers of one object.")
     max_timer_payload_bytes: int = Field(128 * KIB, ge=1, description="Encoded bytes of a timer's payload.")
     max_timer_turns: int = Field(1_024, ge=1, description="Timer turns queued or running in a partition.")
-    max_timer_turns_per_class: int = Field(256, ge=1, description="The same for one class.")
+    max_timer_turns_per_class: int = Field(512, ge=1, description="The same for one class: it leaves room to others.")
     max_timer_turns_per_object: int = Field(64, ge=1, description="Due timers queued at one object.")
     misfire_all_limit: int = Field(1_000, ge=1, description="Runs that `misfire='all'` catches up with.")
     poll_ms: int = Field(1_000, ge=1, description="Every partition compares min(due) with the clock this often.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from actors.address import ObjectId
@@ -45,6 +46,8 @@ class TimerDispatcher:
         #: the parked ones that wait for their class and not for themselves, in order
         self._waiting: dict[str, OrderedDict[int, None]] = {}
         self._full = False
+        #: what has had a turn end since the last look for parked ones: classes, and objects with their class
+        self._freed: dict[str, dict[int, None]] = {}
         self._warned: set[object] = set()
         #: (class, key, name) of timers that ran when the process died: they run one at a time
         self.suspects: set[tuple[str, str, str]] = set()
@@ -172,7 +175,7 @@ class TimerDispatcher:
         if retry:
             due_ms = work.row.due_ms
             self._partition.clock.call_later(PLATFORM_RETRY_MS, lambda: self._again(due_ms))
-        self._unpark(work.host.id.type_name, oid)
+        self._unpark_soon(work.host.id.type_name, oid)
         passed_ms = self._passed.pop((oid, name), None)
         if passed_ms is not None:
             self._partition.timer_armed(passed_ms)
@@ -180,16 +183,29 @@ class TimerDispatcher:
             self._full = False
             self._partition.loop.call_soon(self._partition.tick)
 
-    def _unpark(self, type_name: str, oid: int) -> None:
+    def _unpark_soon(self, type_name: str, oid: int) -> None:
+        """Turns end together, with their commit: one look refills the room of them all. Each look at an object goes
+        through its whole directory."""
+        if not self._parked:
+            return
+        if not self._freed:
+            self._partition.loop.call_soon(self._unpark_freed)
+        self._freed.setdefault(type_name, {})[oid] = None
+
+    def _unpark_freed(self) -> None:
+        freed, self._freed = self._freed, {}
+        if self._partition.stopped:
+            return
+        for type_name, oids in freed.items():
+            self._unpark(type_name, oids)
+
+    def _unpark(self, type_name: str, freed: Iterable[int]) -> None:
         settings = self._partition.settings
         waiting = self._waiting.get(type_name, OrderedDict[int, None]())
-        # half of its bound at a time: each refill looks through the whole directory of the object
-        if (
-            oid in self._parked
-            and oid not in waiting
-            and self._by_object[oid] <= settings.max_timer_turns_per_object // 2
-        ):
-            self._dispatch_due(oid, self._parked.pop(oid))
+        half = settings.max_timer_turns_per_object // 2
+        for oid in freed:
+            if oid in self._parked and oid not in waiting and self._by_object[oid] <= half:
+                self._dispatch_due(oid, self._parked.pop(oid))
         # as many as there is room for: one that has nothing due any more must not use up the turn of the next
         for _ in range(len(waiting)):
             if self._by_class[type_name] >= settings.max_timer_turns_per_class:

@@ -528,7 +528,7 @@ def test_the_end_of_a_prefix_is_the_first_text_behind_it(prefix: str, end: str |
 
 
 FIRST_TABLES = frozenset(
-    "objects kv directory timers inbox intents claims dead_letters slots classes".split(),
+    ["objects", "kv", "directory", "timers", "inbox", "intents", "claims", "dead_letters", "slots", "classes"],
 )
 
 
