@@ -20,19 +20,7 @@ if TYPE_CHECKING:
     from actors.object_host import ObjectHost
     from actors.partition import Partition
 
-__all__ = ["EngineGate", "oid_of", "owned_ref"]
-
-_OID_BYTES = 8
-
-
-def owned_ref(oid: int, name: bytes = b"") -> bytes:
-    """How an engine's timer refers to what it serves: 8 bytes of object number, then the name of the row."""
-    return oid.to_bytes(_OID_BYTES, "big") + name
-
-
-def oid_of(ref: bytes) -> tuple[int, bytes] | None:
-    """(object number, name) of such a reference, or None when it is none."""
-    return None if len(ref) < _OID_BYTES else (int.from_bytes(ref[:_OID_BYTES], "big"), ref[_OID_BYTES:])
+__all__ = ["EngineGate"]
 
 
 class EngineGate:

@@ -18,6 +18,7 @@ from drivers.errors import (
 )
 from timers.errors import (
     BatchTooLarge,
+    CorruptRow,
     DuplicateTimerKind,
     InvalidSchedule,
     InvalidTimerKind,
@@ -35,6 +36,7 @@ __all__ = [
     "ClassNotImportable",
     "CommitFailed",
     "CommitOutcomeUnknown",
+    "CorruptRow",
     "CorruptValue",
     "DataMissing",
     "DataRolledBack",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BatchTooLarge",
+    "CorruptRow",
     "DuplicateTimerKind",
     "InvalidSchedule",
     "InvalidTimerKind",
@@ -18,6 +19,10 @@ class MainspringError(Exception):
 
 class BatchTooLarge(MainspringError):
     """A batch has more operations than one commit may carry."""
+
+
+class CorruptRow(MainspringError):
+    """A row or a timer of the runtime's own makes no sense. Nothing is done with it; it is kept and tried again."""
 
 
 class DuplicateTimerKind(MainspringError):

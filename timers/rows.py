@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
-__all__ = ["USER_LANE", "MalformedTimer", "Row", "TimerKey", "TimerRow"]
+__all__ = ["USER_LANE", "MalformedTimer", "Row", "TimerKey", "TimerRow", "oid_of", "owned_ref"]
 
 #: All kinds that run user code share one lane, so that an object's alarm and its named timers keep one order.
 #: Engine kinds use their own kind number as lane.
 USER_LANE = 32
 
 TimerKey = tuple[int, int, int, bytes, int]
+_OID_BYTES = 8
 R = TypeVar("R", bound="Row")
 
 
@@ -66,3 +67,13 @@ class MalformedTimer:
     due_ms: int
     raw_key: tuple[Any, ...]
     reason: str
+
+
+def owned_ref(oid: int, name: bytes = b"") -> bytes:
+    """How an engine's timer refers to what it serves: 8 bytes of object number, then the name of the row."""
+    return oid.to_bytes(_OID_BYTES, "big") + name
+
+
+def oid_of(ref: bytes) -> tuple[int, bytes] | None:
+    """(object number, name) of such a reference, or None when it is none."""
+    return None if len(ref) < _OID_BYTES else (int.from_bytes(ref[:_OID_BYTES], "big"), ref[_OID_BYTES:])

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import pytest
 
 from actors import DurableObject, Rejected
-from actors.engine_gate import oid_of, owned_ref
 from actors.errors import RowConflict
 from actors.testing import LocalRuntime
 from drivers.tables import TableSpec
 from tests.support.stores import extra_table
 from timers.batch import Absent, Batch, Delete, Equals, Put
 from timers.firing import Done, DueTimer, Fired, TimerCtx
-from timers.rows import TimerRow
+from timers.rows import TimerRow, oid_of, owned_ref
 
 KIND = 0xF1
 TOKENS = TableSpec("tokens", ("oid", "name"), ("state",), per_object=True)
