@@ -20,8 +20,16 @@ from actors.errors import InvalidOption, MainspringError, RuntimeNotStarted
 from actors.local_ray import import_paths
 from actors.logs import log_event
 from actors.partition_actor import CONCURRENCY_GROUPS, PartitionActor, PartitionActorConfig
-from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
+from actors.ray_calls import (
+    COORDINATOR,
+    RELEASE_WHEEL,
+    ActorUnreachable,
+    RayCalls,
+    partition_actor,
+    release_wheel_actor,
+)
 from actors.ray_directory import Transport
+from actors.release_wheel import ReleaseWheelActor, WheelConfig
 from actors.settings import Settings
 
 __all__ = [
@@ -31,6 +39,7 @@ __all__ = [
     "choose_placement",
     "find_runtime",
     "find_runtimes",
+    "find_wheels",
     "start_actors",
     "stop_actors",
 ]
@@ -116,6 +125,8 @@ def start_actors(
                 "Stop it, or start this one under another name."
             )
         is_new = description.run_id == config.run_id  # else another process was first
+        if description.settings.release_wheel:
+            started.append(_start_wheel(calls, description, placement))
         started.extend(_start_partitions(calls, runtime, description, transport, placement))
         for partition in description.partitions:
             _ask(calls, partition_actor(partition), "endpoint", wait_s)
@@ -124,6 +135,14 @@ def start_actors(
             _kill(calls, reversed(started))
         raise
     return Launch(description, is_new)
+
+
+def _start_wheel(calls: RayCalls, description: RuntimeDescription, placement: Placement) -> str:
+    """The wheel of the partitions' node. Not waited for: partitions wake themselves until they find it."""
+    name = release_wheel_actor(placement.disk)
+    config = WheelConfig(description.secret, description.settings)
+    _create(calls, ReleaseWheelActor, name, config, num_cpus=0, **placement.options())
+    return name
 
 
 def _start_partitions(
@@ -141,6 +160,7 @@ def _start_partitions(
             slot_map=description.slot_map,
             import_paths=tuple(import_paths()),
             transport=transport,
+            release_wheel=release_wheel_actor(placement.disk) if description.settings.release_wheel else None,
         )
         options = {"num_cpus": placement.num_cpus, **placement.options()}
         _create(calls, PartitionActor, partition_actor(partition), config, remote=remote, **options)
@@ -167,9 +187,16 @@ def find_runtimes() -> list[str]:
     return sorted(namespace[len(prefix) :] for namespace in found if namespace.startswith(prefix))
 
 
+def find_wheels(calls: RayCalls) -> list[str]:
+    """Names of the runtime's release wheels, one for each node that has partitions."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = (actor["name"] for actor in actors if actor["namespace"] == calls.namespace)
+    return sorted(name for name in names if name.startswith(RELEASE_WHEEL))
+
+
 def stop_actors(calls: RayCalls, partitions: Iterable[int]) -> None:
-    """End the runtime: partitions first, each cleanly where it can, the coordinator last. Idempotent."""
-    names = [partition_actor(partition) for partition in partitions]
+    """End the runtime: partitions and wheels first, each cleanly where it can, the coordinator last. Idempotent."""
+    names = [partition_actor(partition) for partition in partitions] + find_wheels(calls)
     stopping: dict[str, Any] = {}
     for name in names:
         with contextlib.suppress(ActorUnreachable):  # gone already: nothing to stop

@@ -129,6 +129,7 @@ class Partition:
             poll_ms=driver.poll_ms,
             remote_kinds=REMOTE_KINDS,
             ended=self.gate.tick_ended,
+            waker=driver.waker(),
         )
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes, recovery.let_go)
         self._admin = Admin(self)
@@ -268,6 +269,7 @@ class Partition:
             "resets": self.resets,
             "timer_turns": self.dispatcher.in_flight,
             "next_due_ms": self.store.next_due_ms(),
+            "alarm": self._ticker.alarm.status(),
             "inbox": len(self.inbox),
             "connections": len(self._connections),
             "careful": self.careful.active,

@@ -29,7 +29,9 @@ from actors.ray_directory import RayDirectory, Transport
 from actors.ray_transport import Answer
 from actors.settings import Settings
 from actors.watchdog import Watchdog
+from actors.wheel_waker import WheelWaker
 from drivers.durable_object import DurableObjectDriver, tune_process
+from drivers.waker import Waker
 
 __all__ = ["CONCURRENCY_GROUPS", "PartitionActor", "PartitionActorConfig", "PartitionThread", "RayCoordinator"]
 
@@ -46,6 +48,8 @@ EXIT_OTHER = 85
 _EXIT_CODES: dict[type[BaseException], int] = {Fenced: EXIT_FENCED, CommitOutcomeUnknown: EXIT_OUTCOME_UNKNOWN}
 #: How long the coordinator may take to answer before a partition goes on without it.
 _COORDINATOR_TIMEOUT_S = 3.0
+#: How long to wait for the address of a release wheel that starts; meanwhile the partition wakes itself.
+_WHEEL_TIMEOUT_S = 15.0
 #: How long a class may be on its way from the process that uses it to the coordinator.
 _CLASS_WAIT_MS = 2_000
 
@@ -63,6 +67,8 @@ class PartitionActorConfig:
     slot_map: SlotMap
     import_paths: tuple[str, ...]
     transport: Transport
+    #: The actor that is the release wheel of the partition's node; None: it wakes itself.
+    release_wheel: str | None = None
 
 
 class RayCoordinator:
@@ -162,7 +168,7 @@ class PartitionActor:
                 actor_name=partition_actor(config.partition),
             ),
             coordinator,
-            lambda order: _open_partition(config, order, directory, coordinator),
+            lambda order: _open_partition(config, order, directory, coordinator, calls),
             self._ended,
             take_map=directory.take_map,
         )
@@ -228,7 +234,11 @@ class PartitionActor:
 
 
 async def _open_partition(
-    config: PartitionActorConfig, order: OpenOrder, directory: RayDirectory, coordinator: RayCoordinator
+    config: PartitionActorConfig,
+    order: OpenOrder,
+    directory: RayDirectory,
+    coordinator: RayCoordinator,
+    calls: RayCalls,
 ) -> HostedPartition:
     # Imported here, after the import path has been extended: what the application's modules need may be there.
     from actors.partition import Partition, PartitionConfig
@@ -256,10 +266,24 @@ async def _open_partition(
             busy_timeout_ms=config.settings.busy_timeout_ms,
             checkpoint_interval_ms=config.settings.checkpoint_interval_ms,
             poll_ms=config.settings.poll_ms,
+            make_waker=_wheel_waker(config, calls),
         ),
     )
     runtime_registry.register(partition.runtime)  # stubs that come here by pickle belong to this partition
     return partition
+
+
+def _wheel_waker(config: PartitionActorConfig, calls: RayCalls) -> Callable[[], Waker] | None:
+    """Makes the partition's way to the release wheel of its node."""
+    wheel = config.release_wheel
+    if wheel is None:
+        return None
+
+    async def find() -> Endpoint:
+        endpoint: Endpoint = await calls.call_async(wheel, "endpoint", timeout_s=_WHEEL_TIMEOUT_S)
+        return endpoint
+
+    return lambda: WheelWaker(find, config.secret, config.settings, node_identity())
 
 
 def _extend_import_path(paths: Sequence[str]) -> None:

@@ -15,12 +15,23 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.errors import MainspringError
 
-__all__ = ["COORDINATOR", "ActorUnreachable", "RayCalls", "partition_actor", "ray_namespace", "remote_method"]
+__all__ = [
+    "COORDINATOR",
+    "RELEASE_WHEEL",
+    "ActorUnreachable",
+    "RayCalls",
+    "partition_actor",
+    "ray_namespace",
+    "release_wheel_actor",
+    "remote_method",
+]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: The coordinator's name in the runtime's Ray namespace.
 COORDINATOR = "coordinator"
+#: The names of release wheels begin with this.
+RELEASE_WHEEL = "release-wheel"
 #: Threads that look names up and hand calls to Ray, which takes milliseconds; they do not wait for answers.
 _THREADS = 2
 
@@ -37,6 +48,11 @@ def ray_namespace(runtime: str) -> str:
 def partition_actor(partition: int) -> str:
     """The name of a partition's actor in the runtime's Ray namespace."""
     return f"partition-{partition:04d}"
+
+
+def release_wheel_actor(disk: str | None) -> str:
+    """The name of the release wheel on the node that has this disk; None: on the only node."""
+    return RELEASE_WHEEL if disk is None else f"{RELEASE_WHEEL}-{disk}"
 
 
 def remote_method(**options: Any) -> Callable[[Method], Method]:

@@ -29,7 +29,7 @@ from actors.dead_letters import DeadLetters
 from actors.durable_object import DurableObject, class_info
 from actors.errors import InvalidOption, RuntimeNotStarted, WrongPartition
 from actors.io_loop import ClientPool, IoLoop, ensure_no_loop
-from actors.launch import choose_placement, find_runtime, find_runtimes, start_actors, stop_actors
+from actors.launch import choose_placement, find_runtime, find_runtimes, find_wheels, start_actors, stop_actors
 from actors.local_ray import Connection, connect_ray_cluster, ensure_ray
 from actors.logs import tell
 from actors.namespace import Namespace, runtime_registry
@@ -196,12 +196,14 @@ class Runtime(DeadLetters):
         return self._io.run(make)
 
     def status(self) -> dict[str, Any]:
-        """Plain facts about the coordinator and every partition; what does not answer has an `error`."""
+        """Plain facts about the coordinator, every partition and every release wheel; what does not answer has an
+        `error`. A partition's `alarm` says what wakes it now."""
         self._check_open()
         return {
             "name": self.name,
             "coordinator": self._ask(COORDINATOR),
             "partitions": {number: self._ask(partition_actor(number)) for number in self._description.partitions},
+            "release_wheels": {name: self._ask(name) for name in find_wheels(self._calls)},
         }
 
     def partition_pids(self) -> dict[int, int]:

@@ -63,6 +63,16 @@ class Settings(BaseModel):
     careful_solo_ms: int = Field(1_000, ge=1, description="How long careful mode lets one turn run alone.")
     max_dead_letters: int = Field(100_000, ge=1, description="Dead letters a partition keeps; past it status warns.")
 
+    # --- release wheel
+    release_wheel: bool = Field(True, description="The node's release wheel wakes partitions; else each wakes itself.")
+    wheel_lead_max_ms: int = Field(
+        5, ge=1, le=1_000, description="The wheel wakes at most this early; the partition waits out the rest."
+    )
+    wheel_near_ms: int = Field(
+        20, ge=0, description="Nearer wakes stay in the partition: the way to the wheel and back is not worth it."
+    )
+    wheel_retry_ms: int = Field(1_000, ge=1, description="How often a partition looks for a wheel that is gone.")
+
     # --- process
     loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
     loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")

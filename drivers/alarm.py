@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from drivers.clock import Clock, Handle
+from drivers.waker import Waker
 
-__all__ = ["Alarm"]
+__all__ = ["BACKSTOP_DELAY_MS", "Alarm"]
+
+#: How late a waker may be before the clock's own call-back comes in its place. At the same instant as the waker it
+#: would come first and less precisely: event loops count in milliseconds, and turn idly through the last one.
+BACKSTOP_DELAY_MS = 2
 
 
 class Alarm:
     """One wake-up per partition. `fire` is called when the earliest armed time has come, never before it.
 
     `earliest_ms` is asked every `poll_ms` whatever was armed: it is the answer to lost wakes, clock steps and a dead
-    wheel. `poll_ms=None` turns that off, for clocks that can't lose a wake.
+    wheel. `poll_ms=None` turns that off, for clocks that can't lose a wake. `waker` wakes more precisely than the
+    clock's call-backs; those stay armed behind it, in case it loses a wake.
     """
 
     def __init__(
@@ -23,11 +30,13 @@ class Alarm:
         *,
         earliest_ms: Callable[[], int | None],
         poll_ms: int | None,
+        waker: Waker | None = None,
     ) -> None:
         self._clock = clock
         self._fire = fire
         self._earliest_ms = earliest_ms
         self._poll_ms = poll_ms
+        self._waker = waker
         self._handle: Handle | None = None
         self._poll_handle: Handle | None = None
         self._stopped = False
@@ -35,6 +44,8 @@ class Alarm:
 
     def start(self) -> None:
         """Arm for what is stored, and begin to poll."""
+        if self._waker is not None:
+            self._waker.start()
         self.arm(self._earliest_ms())
         self._schedule_poll()
 
@@ -44,13 +55,29 @@ class Alarm:
             return
         self._disarm()
         self.armed_ms = due_ms
-        self._handle = self._clock.call_at(due_ms, self._wake)
+        if self._waker is None or due_ms <= self._clock.wall_ms():
+            self._handle = self._clock.call_at(due_ms, self._wake)
+        else:
+            self._handle = self._clock.call_at(due_ms + BACKSTOP_DELAY_MS, self._wake)
+            self._waker.arm(due_ms, self._woken)
+
+    def status(self) -> dict[str, Any]:
+        """How wakes come, as plain data."""
+        return {"backend": "event-loop"} if self._waker is None else self._waker.status()
 
     def _disarm(self) -> None:
+        if self._waker is not None and self.armed_ms is not None:
+            self._waker.disarm()
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self.armed_ms = None
+
+    def _woken(self) -> None:
+        if (
+            self.armed_ms is not None and self.armed_ms <= self._clock.wall_ms()
+        ):  # else too early: the clock's own comes
+            self._wake()
 
     def _wake(self) -> None:
         self._disarm()
@@ -78,5 +105,7 @@ class Alarm:
         """Arm nothing and call nobody from now on."""
         self._stopped = True
         self._disarm()
+        if self._waker is not None:
+            self._waker.stop()
         if self._poll_handle is not None:
             self._poll_handle.cancel()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 
 from drivers.native import NativeDriver
+from drivers.waker import Waker
 
 __all__ = ["GC_THRESHOLDS", "SWITCH_INTERVAL_S", "DurableObjectDriver", "tune_process"]
 
@@ -28,11 +30,18 @@ def tune_process() -> None:
 
 
 class DurableObjectDriver(NativeDriver):
-    """Files, clock and commits of one partition actor. The alarm is the process's own; a release wheel on the node
-    will take its place, and the look each second stays as the backstop."""
+    """Files, clock and commits of one partition actor. `make_waker` gives the way to the release wheel of the node;
+    without it the alarm is woken by the release wheel of the process. The look each second is the backstop of both."""
 
     def __init__(
-        self, *, durability: str, poll_ms: int, lock_wait_ms: int, busy_timeout_ms: int, checkpoint_interval_ms: int
+        self,
+        *,
+        durability: str,
+        poll_ms: int,
+        lock_wait_ms: int,
+        busy_timeout_ms: int,
+        checkpoint_interval_ms: int,
+        make_waker: Callable[[], Waker] | None = None,
     ) -> None:
         super().__init__(
             durability=durability,
@@ -41,3 +50,7 @@ class DurableObjectDriver(NativeDriver):
             busy_timeout_ms=busy_timeout_ms,
             checkpoint_interval_ms=checkpoint_interval_ms,
         )
+        self._make_waker = make_waker
+
+    def waker(self) -> Waker | None:
+        return super().waker() if self._make_waker is None else self._make_waker()

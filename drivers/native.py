@@ -15,6 +15,7 @@ from drivers.files import FileLock, check_filesystem, make_directory, partition_
 from drivers.memory_store import MemoryData, MemoryStore
 from drivers.sqlite_store import SqliteStore
 from drivers.store import Store
+from drivers.waker import ProcessWaker, Waker
 
 __all__ = ["Driver", "NativeDriver", "OpenedStore", "has_partition_file"]
 
@@ -52,6 +53,10 @@ class Driver(Protocol):
     def executor(self, partition: int) -> Executor: ...
 
     def checkpointer(self, store: Store) -> Checkpointer | None: ...
+
+    def waker(self) -> Waker | None:
+        """What wakes the partition more precisely than the clock does, for the running loop; None where nothing can."""
+        ...
 
 
 class _LockedStore:
@@ -138,3 +143,6 @@ class NativeDriver:
         if self._inline or not isinstance(store, SqliteStore):
             return None
         return Checkpointer(store.path, self._checkpoint_interval_ms)
+
+    def waker(self) -> Waker | None:
+        return None if self._inline or not isinstance(self.clock, SystemClock) else ProcessWaker()

@@ -10,6 +10,7 @@ from typing import TypeVar
 from drivers.alarm import Alarm
 from drivers.clock import Clock
 from drivers.store import Store
+from drivers.waker import Waker
 from timers.batch import Batch, Outcome
 from timers.budget import TickBudget, TickState
 from timers.engine import RunReport, TimerStore, run_due_with_state
@@ -52,13 +53,14 @@ class Ticker:
         budget: TickBudget | None = None,
         remote_kinds: Collection[int] = (),
         ended: Callable[[], None] = _ignore,
+        waker: Waker | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._user_tick = user_tick
         self._stopped = False
         remote_lanes = frozenset(lane_of(kind) for kind in remote_kinds)
-        self.alarm = Alarm(clock, self.tick, earliest_ms=store.next_due_ms, poll_ms=poll_ms)
+        self.alarm = Alarm(clock, self.tick, earliest_ms=store.next_due_ms, poll_ms=poll_ms, waker=waker)
         views: list[_Lanes] = [_Lanes(timer_store, remote_lanes, among=False)]
         views += [_Lanes(timer_store, frozenset({lane}), among=True) for lane in sorted(remote_lanes)]
         self._ticks = [
