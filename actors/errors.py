@@ -24,6 +24,8 @@ from timers.errors import (
     InvalidTimerKind,
     MainspringError,
     ReleaseTimerClosed,
+    SleepDropped,
+    TooManySteps,
 )
 
 __all__ = [
@@ -70,8 +72,10 @@ __all__ = [
     "RowConflict",
     "RuntimeNotStarted",
     "SchemaTooNew",
+    "SleepDropped",
     "StoreClosed",
     "SyncCallInLoop",
+    "TooManySteps",
     "TooManyTimers",
     "TransactionClosed",
     "TurnOver",

@@ -10,6 +10,8 @@ __all__ = [
     "InvalidTimerKind",
     "MainspringError",
     "ReleaseTimerClosed",
+    "SleepDropped",
+    "TooManySteps",
 ]
 
 
@@ -39,3 +41,11 @@ class InvalidSchedule(MainspringError):
 
 class ReleaseTimerClosed(MainspringError):
     """A release timer was closed: it takes no more deadlines, and what was armed has been abandoned."""
+
+
+class SleepDropped(MainspringError):
+    """A durable sleep was removed while its program slept."""
+
+
+class TooManySteps(MainspringError):
+    """An execution has made as many steps as the limit allows; nothing was done for the one that is too many."""
