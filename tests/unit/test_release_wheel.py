@@ -93,6 +93,20 @@ async def test_the_lead_is_measured_from_acknowledgements_and_bounded(wheel: Nod
     assert 0 < partition.lead_ns <= SETTINGS.wheel_lead_max_ms * MS
 
 
+async def test_a_wake_that_left_on_arming_is_no_sample_of_lateness(wheel: NodeWheel) -> None:
+    """C.2.18: it says nothing about the wheel's thread. Nor does it lengthen the lead by the time it was overdue."""
+    side = Side()
+    channel = await connect_link(await wheel.find(), Hello(b"x" * 16, 1, WHEEL, 0), SECRET, side, SETTINGS, node=NODE)
+    channel.send(arm_frame(1, now_ms() - HOUR_MS))
+    await side.until(lambda: side.frames == [wake_frame(1)])
+    channel.send(ack_frame(1))
+    assert wheel.server is not None
+    (partition,) = wheel.server.partitions
+    await until(lambda: partition._transit._mean_ns is not None)
+    assert partition._transit._mean_ns < HOUR_MS * MS
+    assert wheel.server.status()["lateness"]["count"] == 0
+
+
 async def test_a_partition_arms_only_its_next_wake(wheel: NodeWheel) -> None:
     waker = await wheel.connected()
     assert wheel.server is not None
