@@ -202,14 +202,23 @@ class Runtime(DeadLetters):
         return {
             "name": self.name,
             "coordinator": self._ask(COORDINATOR),
-            "partitions": {number: self._ask(partition_actor(number)) for number in self._description.partitions},
-            "release_wheels": {name: self._ask(name) for name in find_wheels(self._calls)},
+            "partitions": self._ask_partitions(),
+            "release_wheels": self._ask_wheels(),
         }
 
     def partition_pids(self) -> dict[int, int]:
         """The process that serves each partition right now; a partition that does not answer is left out."""
-        partitions: dict[int, dict[str, Any]] = self.status()["partitions"]
-        return {number: status["pid"] for number, status in partitions.items() if "pid" in status}
+        self._check_open()
+        return {number: status["pid"] for number, status in self._ask_partitions().items() if "pid" in status}
+
+    def _ask_partitions(self) -> dict[int, Any]:
+        return {number: self._ask(partition_actor(number)) for number in self._description.partitions}
+
+    def _ask_wheels(self) -> dict[str, Any]:
+        try:
+            return {name: self._ask(name) for name in find_wheels(self._calls)}
+        except Exception as error:  # as in `_ask`: Ray itself may be what is not well
+            return {"error": f"{type(error).__name__}: {error}"}
 
     def _ask(self, actor: str) -> Any:
         try:
