@@ -32,6 +32,7 @@ from actors.errors import MainspringError, Rejected  # noqa: E402
 from actors.namespace import Namespace, Stub  # noqa: E402
 from actors.object_timers import TimerInfo, TimerState  # noqa: E402
 from actors.settings import Settings  # noqa: E402
+from actors.toolkit.outcomes import Outcome, OutcomeBacklog, PendingOutcome, register_sink  # noqa: E402
 from timers.backoff import RetryPolicy  # noqa: E402
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ __all__ = [
     "DurableObject",
     "MainspringError",
     "Namespace",
+    "Outcome",
+    "OutcomeBacklog",
+    "PendingOutcome",
     "Rejected",
     "RetryPolicy",
     "Runtime",
@@ -48,6 +52,7 @@ __all__ = [
     "Stub",
     "TimerInfo",
     "TimerState",
+    "register_sink",
     "shared",
 ]
 

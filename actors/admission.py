@@ -185,6 +185,9 @@ class Admission:
     def _is_unfinished(self, type_name: str, key: str, turn_id: bytes) -> bool:
         if turn_id in self._running or not self._partition.runs_slot(slot_of(type_name, key)):
             return True  # of a slot that is elsewhere nothing is known here
+        is_waiting = self._partition.deliveries.is_waiting(type_name, key, turn_id)
+        if is_waiting is not None:
+            return is_waiting
         intent = self._partition.store.get(INTENTS, (type_name, key))
         host = self._partition.find_host(type_name, key)
         return (intent is not None and intent[0] == turn_id) or (host is not None and host.busy)

@@ -20,6 +20,8 @@ from actors.errors import (
     Rejected,
     ReservedName,
 )
+from actors.toolkit.outcomes import Outcomes
+from actors.toolkit.sinks import is_sink
 from timers.backoff import ALARM_RETRY, RetryPolicy
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class DurableObject:
     - `alarm_retry`: the `RetryPolicy` of `alarm`.
     - `harmless_errors`: exception types after which the instance is kept (the turn rolls back all the same).
     - `validate`: check arguments against the type hints with pydantic.
+    - `outcome_sink`: where the object's outcomes go (see `self.outcomes`); a property gives each object its own.
     """
 
     type_name: ClassVar[str]
@@ -69,6 +72,7 @@ class DurableObject:
     alarm_retry: ClassVar[RetryPolicy] = ALARM_RETRY
     harmless_errors: ClassVar[tuple[type[BaseException], ...]] = (Rejected,)
     validate: ClassVar[bool] = False
+    outcome_sink: Any = None
 
     _ms_host: ObjectHost
 
@@ -97,6 +101,11 @@ class DurableObject:
     def timers(self) -> ObjectTimers:
         """The object's named timers."""
         return self._ms_host.timers
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What has happened to the object and others are told of. Raises `SerialTurnsNeeded`."""
+        return Outcomes(self)
 
     @property
     def turn(self) -> TurnInfo:
@@ -143,8 +152,14 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "alarm_retry": (lambda v: isinstance(v, RetryPolicy), "a RetryPolicy"),
     "harmless_errors": (_is_exception_tuple, "a tuple of exception types"),
     "validate": (lambda v: isinstance(v, bool), "True or False"),
+    "outcome_sink": (
+        is_sink,
+        "(Class, key, method), the name of a method, 'module:function', an http or https URL, or None; or a property",
+    ),
 }
-_PROPERTIES = frozenset({"key", "id", "storage", "timers", "turn", "runtime", "namespace", "block_concurrency"})
+_PROPERTIES = frozenset(
+    {"key", "id", "storage", "timers", "outcomes", "turn", "runtime", "namespace", "block_concurrency"}
+)
 
 
 def _check_options(cls: type[DurableObject]) -> None:

@@ -3,8 +3,8 @@
 A turn decides by the rows that it has read; the engine changes such rows between turns. While a batch of the engine is
 on its way to disk, the objects that it changes start no turn. While an object is in a turn, a batch that would change
 its rows waits; the object then lets the engine go first before its next turn, so that a busy object can't keep the
-engine waiting for ever. Turns of interleaved classes run beside each other at all times: for them a batch waits for no
-turn, and its guards alone decide.
+engine waiting for ever. The rows' tables say where this differs (`TurnRule`). Turns of interleaved classes run beside
+each other at all times: for them a batch waits for no turn, and its guards alone decide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from drivers.tables import INTENTS, OBJECTS, TABLES
+from drivers.tables import INTENTS, OBJECTS, TABLES, TurnRule
 from timers.batch import Batch, Put
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class EngineGate:
     # --- the engine's side ------------------------------------------------------------------------
 
     def admit(self, batch: Batch) -> Sequence[int] | None:
-        oids = sorted(_changed_objects(batch))
-        for oid in oids:
-            if self._in_turn(oid):
+        changed = _changed_objects(batch)
+        for oid, stands_back in changed.items():
+            if self._in_turn(oid, stands_back):
                 return None
-        for oid in oids:
+        for oid in changed:
             self._held[oid] += 1
             self._wanted.pop(oid, None)
-        return oids
+        return list(changed)
 
     def let_go(self, oids: Sequence[int]) -> None:
         for oid in oids:
@@ -59,8 +59,11 @@ class EngineGate:
             del self._wanted[oid]
             self._pump(oid)
 
-    def _in_turn(self, oid: int) -> bool:
-        """Whether the object runs a turn, or must run one again before anything else happens to it."""
+    def _in_turn(self, oid: int, stands_back: bool) -> bool:
+        """Whether the object runs a turn, or must run one again before anything else happens to it.
+
+        If it does and `stands_back`, the engine goes before its next turn.
+        """
         place = self._partition.store.get(OBJECTS, (oid,))
         if place is None:
             return False
@@ -69,8 +72,9 @@ class EngineGate:
         if host is not None and host.interleaved:
             return False
         if host is not None and (host.current is not None or host.rerun is not None or host.activation is not None):
-            self._wanted[oid] = False
-            self._hosts[oid] = host
+            if stands_back:
+                self._wanted[oid] = False
+                self._hosts[oid] = host
             return True
         return self._partition.store.get(INTENTS, (type_name, key)) is not None
 
@@ -99,11 +103,15 @@ class EngineGate:
             host.pump()
 
 
-def _changed_objects(batch: Batch) -> set[int]:
-    """The objects whose rows the batch changes. Timers alone are not looked at by turns."""
-    changed: set[int] = set()
+def _changed_objects(batch: Batch) -> dict[int, bool]:
+    """The objects whose turns must not run beside the batch, in order; True when their next turn is to wait for it.
+
+    Timers alone are not looked at by turns.
+    """
+    changed: dict[int, bool] = {}
     for write in batch.writes:
         table, key = (write.row.table, write.row.key()) if isinstance(write, Put) else (write.table, write.key)
-        if TABLES[table].per_object:
-            changed.add(key[0])
-    return changed
+        spec = TABLES[table]
+        if spec.per_object and spec.turns is not TurnRule.BESIDE_TURNS:
+            changed[key[0]] = changed.get(key[0], False) or spec.turns is TurnRule.ENGINE_FIRST
+    return dict(sorted(changed.items()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from timers.outcome_delivery import OutcomeDelivery
 from timers.registry import TimerHandler, TimerKind
 
 if TYPE_CHECKING:
@@ -17,4 +18,10 @@ REMOTE_KINDS: Final = frozenset({TimerKind.OUTCOME_DELIVERY, TimerKind.QUOTA_ROL
 
 def engine_handlers(partition: Partition) -> list[TimerHandler]:
     """The handlers of this partition's tick."""
-    return []
+    return [
+        OutcomeDelivery(
+            partition.deliveries,
+            partition.deliveries,
+            monotonic_ms=lambda: partition.clock.monotonic_ns() // 1_000_000,
+        )
+    ]

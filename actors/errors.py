@@ -24,8 +24,10 @@ from timers.errors import (
     InvalidTimerKind,
     MainspringError,
     ReleaseTimerClosed,
+    SinkRaised,
     SleepDropped,
     TooManySteps,
+    UndeliverableOutcome,
 )
 
 __all__ = [
@@ -72,14 +74,20 @@ __all__ = [
     "RowConflict",
     "RuntimeNotStarted",
     "SchemaTooNew",
+    "SerialTurnsNeeded",
+    "SinkFailed",
+    "SinkRaised",
+    "SinkTimeout",
     "SleepDropped",
     "StoreClosed",
     "SyncCallInLoop",
+    "TooManyOutcomes",
     "TooManySteps",
     "TooManyTimers",
     "TransactionClosed",
     "TurnOver",
     "TurnTimeout",
+    "UndeliverableOutcome",
     "UnknownClass",
     "UnstorableValue",
     "UnsupportedFilesystem",
@@ -247,6 +255,29 @@ class RowConflict(MainspringError, RuntimeError):
 
 class TooManyTimers(MainspringError):
     """The object already has as many timers as the limit allows."""
+
+
+# --- outcomes -------------------------------------------------------------------------------------
+
+
+class SerialTurnsNeeded(MainspringError, TypeError):
+    """A capability was used in an interleaved class, whose turns commit between awaits."""
+
+
+class TooManyOutcomes(MainspringError):
+    """As many outcomes of the object wait as may. Nothing was queued."""
+
+
+class SinkFailed(MainspringError):
+    """A sink did not take an outcome; it gets it again. Functions raise it to say when: `retry_after_ms`."""
+
+    def __init__(self, message: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class SinkTimeout(SinkFailed):
+    """A sink took longer than it may for one outcome; whether it took it is not known. It gets it again."""
 
 
 # --- link -----------------------------------------------------------------------------------------

@@ -112,6 +112,10 @@ class Method:
 
         return port.run_sync(call)
 
+    def address(self) -> tuple[ClassRef, str, str]:
+        """Class, key and method name of what is called."""
+        return self._target.ref, self._target.key, self._name
+
     def _start(self, client: Client, args: tuple[Any, ...], kwargs: dict[str, Any]) -> asyncio.Future[Any]:
         target = self._target
         call_id = None

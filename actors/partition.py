@@ -39,6 +39,7 @@ from actors.recovery import Recovery, recover
 from actors.settings import Settings
 from actors.timer_dispatcher import TimerDispatcher
 from actors.timer_work import TimerWork
+from actors.toolkit.delivery import OutcomeDeliveries
 from actors.turn import Turn
 from drivers.checkpoint import Checkpointer
 from drivers.durable_object import DurableObjectDriver
@@ -117,6 +118,7 @@ class Partition:
         self.classes = ClassTable(self.store, self.persist, config.fetch_class)
         self.classes.on_outdated = self._rebuild_objects
         self.dispatcher = TimerDispatcher(self)
+        self.deliveries = OutcomeDeliveries(self)
         self.registry = TimerRegistry(engine_handlers(self))
         self.gate = EngineGate(self)
         self._ticker = Ticker(
@@ -273,6 +275,7 @@ class Partition:
             "inbox": len(self.inbox),
             "connections": len(self._connections),
             "careful": self.careful.active,
+            **self.deliveries.status(),
         }
 
     # --- connections ------------------------------------------------------------------------------
@@ -436,6 +439,7 @@ class Partition:
             host.abandon()
         for connection in list(self._connections):
             connection.close(ChannelClosed("the partition's process is gone"))
+        await self.deliveries.close()
         await self.client.close()
         self._executor.close()
         if self._checkpointer is not None:
@@ -457,6 +461,7 @@ class Partition:
         self.stopped = True
         for connection in list(self._connections):
             connection.close()
+        await self.deliveries.close()
         await self.client.close()
         if clean and not fatal:
             self.store.mark_clean()

@@ -73,6 +73,10 @@ class Settings(BaseModel):
     )
     wheel_retry_ms: int = Field(1_000, ge=1, description="How often a partition looks for a wheel that is gone.")
 
+    # --- outcomes, tickets, reservations
+    max_outcomes_per_object: int = Field(10_000, ge=1, description="Outcomes an object may have waiting.")
+    max_outcome_bytes: int = Field(64 * KIB, ge=1, description="Encoded bytes of an outcome's or a ticket's payload.")
+
     # --- process
     loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
     loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")

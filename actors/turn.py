@@ -28,6 +28,7 @@ from actors.messages import OK, OK_PICKLED, REFUSED
 from actors.timer_work import TimerWork
 from actors.wire_errors import decode_error, encode_error
 from actors.write_buffer import DirectoryRow, WriteBuffer
+from timers.outcomes import tagged_id
 
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
@@ -90,6 +91,7 @@ class Turn:
     __slots__ = (
         "_counts",
         "_intents",
+        "_made",
         "_random",
         "_state",
         "attempt",
@@ -137,6 +139,8 @@ class Turn:
         self._intents: tuple[asyncio.Future[None], ...] = ()
         self._counts: dict[tuple[str, str, str], int] | None = None
         self._random: random.Random | None = None
+        #: ids made so far
+        self._made = 0
         self._state = _State.RUNNING
 
     # --- state ----------------------------------------------------------------------------------
@@ -216,6 +220,17 @@ class Turn:
         if self._random is None:
             self._random = random.Random(self.turn_id)
         return self._random
+
+    def unique_id(self, what: str) -> str:
+        """An id that nothing else has: the same when the turn is run again. `what` keeps kinds of things apart."""
+        self.check()
+        self._made += 1
+        own: tuple[int, ...] = (self.now_ms, self._made)
+        if self.is_activation:  # has no id of its own, and is never run again as the same one
+            partition = self.host.partition
+            own = (*own, partition.config.partition, partition.epoch, partition.counters.take_generation())
+        # a call named by a key may come again after its outcome was forgotten, as another turn with the same id
+        return tagged_id(what, self.turn_id, self.host.id.type_name, self.host.id.key, repr(own))
 
     # --- calling other objects ------------------------------------------------------------------
 

@@ -116,23 +116,35 @@ CREATE TABLE classes (
 ) WITHOUT ROWID;
 """
 
-# Terminal outcomes that wait to be delivered, and per object how many there are.
+# Terminal outcomes that wait to be delivered; per object what was queued, and what of it is done with.
 _OUTCOME_TABLES = """
 CREATE TABLE outcomes (
     oid INTEGER NOT NULL,
     seq INTEGER NOT NULL,
     outcome_id TEXT NOT NULL,
     kind TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    detail TEXT NOT NULL,
     sink TEXT NOT NULL,
     payload BLOB NOT NULL,
     created_ms INTEGER NOT NULL,
+    tries INTEGER NOT NULL,
     PRIMARY KEY (oid, seq)
 ) WITHOUT ROWID;
 CREATE TABLE backlogs (
     oid INTEGER PRIMARY KEY,
+    class TEXT NOT NULL,
+    key TEXT NOT NULL,
+    next_seq INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    first_ms INTEGER NOT NULL
+);
+CREATE TABLE delivered (
+    oid INTEGER PRIMARY KEY,
     rows INTEGER NOT NULL,
     bytes INTEGER NOT NULL,
-    next_seq INTEGER NOT NULL
+    oldest_ms INTEGER
 );
 """
 

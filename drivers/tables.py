@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ __all__ = [
     "CLASSES",
     "CLEAR",
     "DEAD_LETTERS",
+    "DELIVERED",
     "DIRECTORY",
     "INBOX",
     "INTENTS",
@@ -24,6 +26,7 @@ __all__ = [
     "Key",
     "Op",
     "TableSpec",
+    "TurnRule",
     "Values",
 ]
 
@@ -51,12 +54,24 @@ CLEAR = Clear()
 Op = tuple[str, Key, "Values | Clear | None"]
 
 
+class TurnRule(enum.Enum):
+    """When the engine may change rows of an object that its turns use too."""
+
+    #: between two turns, and before the next one if a turn was in the way
+    ENGINE_FIRST = "engine_first"
+    #: between two turns, but no turn waits for it
+    BETWEEN_TURNS = "between_turns"
+    #: at any time: turns add such rows, and decide nothing by them
+    BESIDE_TURNS = "beside_turns"
+
+
 @dataclass(frozen=True)
 class TableSpec:
     """Name and columns of one table, key columns first, in schema order.
 
     `per_object`: rows of the runtime's own that belong to one object; their key begins with its `oid`, and `delete`
-    removes them with it. `outlives_object`: not these, since others still wait for them.
+    removes them with it. `outlives_object`: not these, since others still wait for them. `turns` says how the engine
+    changes such rows beside the turns of the object: see `TurnRule`.
     """
 
     name: str
@@ -64,6 +79,7 @@ class TableSpec:
     values: tuple[str, ...]
     per_object: bool = False
     outlives_object: bool = False
+    turns: TurnRule = TurnRule.ENGINE_FIRST
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -82,6 +98,7 @@ SLOTS = "slots"
 CLASSES = "classes"
 OUTCOMES = "outcomes"
 BACKLOGS = "backlogs"
+DELIVERED = "delivered"
 
 TABLES: dict[str, TableSpec] = {
     spec.name: spec
@@ -118,10 +135,26 @@ TABLES: dict[str, TableSpec] = {
         TableSpec(
             OUTCOMES,
             ("oid", "seq"),
-            ("outcome_id", "kind", "sink", "payload", "created_ms"),
+            ("outcome_id", "kind", "subject", "reason", "detail", "sink", "payload", "created_ms", "tries"),
             per_object=True,
             outlives_object=True,
+            turns=TurnRule.BESIDE_TURNS,
         ),
-        TableSpec(BACKLOGS, ("oid",), ("rows", "bytes", "next_seq"), per_object=True, outlives_object=True),
+        TableSpec(
+            BACKLOGS,
+            ("oid",),
+            ("class", "key", "next_seq", "bytes", "first_ms"),
+            per_object=True,
+            outlives_object=True,
+            turns=TurnRule.BETWEEN_TURNS,
+        ),
+        TableSpec(
+            DELIVERED,
+            ("oid",),
+            ("rows", "bytes", "oldest_ms"),
+            per_object=True,
+            outlives_object=True,
+            turns=TurnRule.BESIDE_TURNS,
+        ),
     )
 }

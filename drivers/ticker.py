@@ -98,11 +98,12 @@ class Ticker:
         self.alarm.arm(self._clock.wall_ms() + TICK_ERROR_DELAY_MS)
 
     async def stop(self) -> None:
-        """Start no more ticks, and let the running ones end."""
+        """Start no more ticks, and let the running ones end. Those of remote kinds are cut short: what they wait for
+        may never come, and what they have not recorded is done again under the same ids."""
         self._stopped = True
         self.alarm.stop()
         for ticks in self._ticks:
-            ticks.stop()
+            ticks.stop(cut_short=ticks is not self._ticks[0])
         running = [ticks.running for ticks in self._ticks if ticks.running is not None]
         if running:
             await asyncio.wait(running)
@@ -156,8 +157,10 @@ class _Ticks:
                 self._again = False
                 self.run()
 
-    def stop(self) -> None:
+    def stop(self, *, cut_short: bool) -> None:
         self._stopped = True
+        if cut_short and self.running is not None:
+            self.running.cancel()
 
 
 class _Lanes:

@@ -10,8 +10,10 @@ __all__ = [
     "InvalidTimerKind",
     "MainspringError",
     "ReleaseTimerClosed",
+    "SinkRaised",
     "SleepDropped",
     "TooManySteps",
+    "UndeliverableOutcome",
 ]
 
 
@@ -49,3 +51,15 @@ class SleepDropped(MainspringError):
 
 class TooManySteps(MainspringError):
     """An execution has made as many steps as the limit allows; nothing was done for the one that is too many."""
+
+
+class SinkRaised(MainspringError):
+    """The sink of an outcome ran and raised, and what it did is undone. `retry_after_ms` is when it wants the next."""
+
+    def __init__(self, message: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class UndeliverableOutcome(MainspringError):
+    """An outcome is stored in a way that no sink can ever take it. It is kept."""
