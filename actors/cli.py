@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from actors.errors import MainspringError
+from actors.errors import InvalidOption, MainspringError
 from drivers.inspection import DEAD_LETTERS, OBJECTS, TIMERS, find_partitions, integrity, read_all
 from timers.registry import TimerKind
 
@@ -30,7 +31,9 @@ errors = Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path, typer.Argument(help="The data directory of a runtime.", exists=True, file_okay=False)]
 RuntimeName = Annotated[str, typer.Option("--name", help="Name of the runtime.")]
-ClusterAddress = Annotated[str | None, typer.Option("--address", help="Ray cluster; default: the one nearby.")]
+ClusterAddress = Annotated[
+    str | None, typer.Option("--address", help="Ray cluster, host:port; default: this machine's.")
+]
 Limit = Annotated[int, typer.Option(help="Rows to show at most.", min=1, max=10_000)]
 
 
@@ -50,7 +53,7 @@ def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
         return
     table = Table(title=title)
     for column in rows[0] if rows else ():
-        table.add_column(column)
+        table.add_column(column, overflow="fold")  # a cut date says nothing
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     console.print(table if rows else f"{title}: none")
@@ -83,8 +86,12 @@ def _connected(name: str, address: str | None) -> Iterator[Runtime]:
 def status(name: RuntimeName = "default", address: ClusterAddress = None) -> None:
     """What the partitions of a running runtime are doing, as JSON."""
     with _explained(), _connected(name, address) as runtime:
-        document = json.dumps(runtime.status(), indent=2, default=str)
+        document = json.dumps(runtime.status(), indent=2, default=_plain)
     typer.echo(document)
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def _kind(number: int) -> str:
@@ -101,7 +108,7 @@ def objects(
     """The objects in a data directory."""
     with _explained():
         rows = [
-            {"partition": number, **row, "next_due_ms": _instant(row["next_due_ms"])}
+            {"partition": number, **row, "next_due": _instant(row["next_due"])}
             for number, row in read_all(data_dir, OBJECTS, **{"class": type_name, "limit": limit})
         ]
     _show("objects", rows[:limit], as_json)
@@ -136,10 +143,12 @@ def dead_letters(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False)
         rows = [
             {
                 "partition": number,
-                **row,
+                **{name: row[name] for name in ("id", "class", "key", "name")},
                 "kind": _kind(row["kind"]),
-                "due_ms": _instant(row["due_ms"]),
-                "created_ms": _instant(row["created_ms"]),
+                "due": _instant(row["due_ms"]),
+                "created": _instant(row["created_ms"]),
+                "attempts": row["attempts"],
+                "crashes": row["crashes"],
                 "error": row["error"] if as_json else row["error"].strip().rpartition("\n")[2],
             }
             for number, row in read_all(data_dir, DEAD_LETTERS, limit=limit)
@@ -173,6 +182,8 @@ def _deal_with(operation: str, partition: int, letter: int, name: str, address: 
     with _explained(), _connected(name, address) as runtime:
 
         async def ask() -> bool:
+            if partition not in (known := runtime.client().directory.partitions()):
+                raise InvalidOption(f"there is no partition {partition}; there are {', '.join(map(str, known))}")
             done: bool = await runtime.client().admin(partition, operation, [letter])
             return done
 

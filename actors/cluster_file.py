@@ -11,11 +11,13 @@ from pathlib import Path
 from actors.errors import DataMissing, SchemaTooNew, WrongPartition
 from drivers.files import fsync_directory
 
-__all__ = ["FILE_NAME", "OWN_ENTRIES", "ClusterFile"]
+__all__ = ["FILE_NAME", "LOCAL_CLUSTER", "OWN_ENTRIES", "ClusterFile"]
 
 FILE_NAME = "cluster.json"
 #: Everything that Mainspring makes in a data directory, the file itself last: while it is there, so is the cluster.
 OWN_ENTRIES = ("partitions", "coordinator", FILE_NAME)
+#: The cluster id of every directory that a `LocalRuntime` has made.
+LOCAL_CLUSTER = "local"
 _FORMAT = 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Callable
@@ -77,6 +78,8 @@ class DurableObject:
     _ms_host: ObjectHost
 
     def __init_subclass__(cls, **keywords: Any) -> None:
+        for name in keywords.keys() & _OPTIONS.keys():
+            raise InvalidClassOption(f"{cls.__qualname__}: write `{name} = ...` in the body of the class")
         super().__init_subclass__(**keywords)
         if "type_name" not in cls.__dict__:
             cls.type_name = cls.__name__
@@ -157,6 +160,8 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "(Class, key, method), the name of a method, 'module:function', an http or https URL, or None; or a property",
     ),
 }
+#: How much an attribute looks like an option (1: the same) to be taken for a misspelled one.
+_ALIKE = 0.85
 _PROPERTIES = frozenset(
     {"key", "id", "storage", "timers", "outcomes", "turn", "runtime", "namespace", "block_concurrency"}
 )
@@ -167,6 +172,14 @@ def _check_options(cls: type[DurableObject]) -> None:
         value = getattr(cls, name)
         if not accepts(value):
             raise InvalidClassOption(f"{cls.__qualname__}.{name} = {value!r}: must be {wanted}")
+    for name, value in cls.__dict__.items():
+        if name.startswith("_") or name in _OPTIONS or name in HOOKS or callable(value) or hasattr(value, "__get__"):
+            continue
+        if meant := difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=_ALIKE):
+            raise InvalidClassOption(
+                f"{cls.__qualname__}.{name}: there is no such option; did you mean {meant[0]!r}? "
+                "An attribute of your own needs a name that is less like an option's"
+            )
     for name in _PROPERTIES & set(cls.__dict__):
         raise InvalidClassOption(
             f"{cls.__qualname__}.{name}: this name belongs to the runtime; choose another one for your attribute"
@@ -187,10 +200,15 @@ class MethodInfo:
 
     def misfit(self, error: BaseException) -> InvalidArguments | None:
         """The error as `InvalidArguments` when the body was never entered, else None."""
-        if not isinstance(error, TypeError | ValidationError) or _entered(error.__traceback__, self.function):
-            return None
-        signature = str(inspect.signature(self.function))
-        return InvalidArguments(f"{self.function.__qualname__}{signature} can't be called like this: {error}")
+        return misfit(self.function, error)
+
+
+def misfit(function: Callable[..., Any], error: BaseException) -> InvalidArguments | None:
+    """`MethodInfo.misfit` for a function whose `MethodInfo` is not at hand."""
+    if not isinstance(error, TypeError | ValidationError) or _entered(error.__traceback__, function):
+        return None
+    function = inspect.unwrap(function)
+    return InvalidArguments(f"{function.__qualname__}{inspect.signature(function)} can't be called like this: {error}")
 
 
 def _entered(traceback: TracebackType | None, function: Callable[..., Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ __all__ = ["Connection", "connect_ray_cluster", "ensure_ray", "import_paths"]
 _NICENESS_VARIABLE = "RAY_worker_niceness"
 _ADDRESS_VARIABLE = "RAY_ADDRESS"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+#: Where nothing listens, Ray itself would keep looking for minutes.
+_REACH_TIMEOUT_S = 5.0
 _starting = threading.Lock()
 
 
@@ -36,7 +39,8 @@ def ensure_ray(address: str | None, options: Mapping[str, Any] | None = None) ->
     """Make this process a part of Ray: of the one that it is connected to, else of `address`, else of a new local one.
 
     A Ray that happens to run on the machine, or that RAY_ADDRESS names, is joined only when `address` says so
-    ("auto" finds it). `options` go to `ray.init`. Raises `RuntimeNotStarted` when nothing is at the address.
+    ("auto" finds it). `options` go to `ray.init`. Raises `RuntimeNotStarted` when nothing is at the address, and
+    `InvalidOption` for what is no address.
     """
     if address is not None and address.startswith("ray://"):
         raise InvalidOption(
@@ -91,6 +95,9 @@ def _system_config() -> dict[str, Any]:
 
 
 def _join(address: str, options: Mapping[str, Any]) -> None:
+    if address != "auto":
+        host, port = _host_and_port(address)
+        _check_listens(address, host, port)
     try:
         with _loopback(_is_loopback(address)):
             ray.init(
@@ -100,6 +107,22 @@ def _join(address: str, options: Mapping[str, Any]) -> None:
                 **options,
             )
     except ConnectionError as error:
+        raise RuntimeNotStarted(f"no Ray can be reached at {address!r}: {error}") from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidOption(
+            f"address = {address!r}: must be 'auto', or host and port of a Ray cluster, like '10.0.0.1:6379'"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _check_listens(address: str, host: str, port: int) -> None:
+    try:
+        socket.create_connection((host, port), timeout=_REACH_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
         raise RuntimeNotStarted(f"no Ray can be reached at {address!r}: {error}") from error
 
 

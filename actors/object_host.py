@@ -15,7 +15,7 @@ from actors import activation, early_commit, interruption, timer_turns
 from actors.address import ObjectId
 from actors.critical_section import CriticalSection
 from actors.current import CURRENT
-from actors.durable_object import ClassInfo, DurableObject
+from actors.durable_object import ClassInfo, DurableObject, misfit
 from actors.errors import CallExpired, TransactionClosed, TurnOver
 from actors.logs import log_event
 from actors.object_rows import ObjectRows
@@ -235,7 +235,9 @@ class ObjectHost:
             if inspect.iscoroutine(result):
                 turn.task = asyncio.ensure_future(result)
         except Exception as error:
-            result, failure = None, work.method.misfit(error) or error
+            # a timer's handler is found late: its work does not name it
+            unfit = work.method.misfit(error) if isinstance(work, CallWork) else misfit(function, error)
+            result, failure = None, unfit or error
         finally:
             CURRENT.reset(token)
         if turn.task is None:
@@ -250,8 +252,9 @@ class ObjectHost:
             return
         error = task.exception()
         if error is not None:
-            assert turn.work is not None
-            self.body_ended(turn, None, turn.work.method.misfit(error) or error)
+            work = turn.work  # a timer's handler was entered, or there would be no task
+            unfit = work.method.misfit(error) if isinstance(work, CallWork) else None
+            self.body_ended(turn, None, unfit or error)
         else:
             self.body_ended(turn, task.result(), None)
 

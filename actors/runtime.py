@@ -21,7 +21,7 @@ import ray
 
 from actors.address import ClassRef
 from actors.client import Client
-from actors.cluster_file import OWN_ENTRIES, ClusterFile
+from actors.cluster_file import LOCAL_CLUSTER, OWN_ENTRIES, ClusterFile
 from actors.coordinator import RuntimeDescription
 from actors.coordinator_store import ClassDefinition, balanced_ranges
 from actors.current import CURRENT
@@ -112,9 +112,10 @@ class Runtime(DeadLetters):
         _check_name(name)
         _check_transport(transport)
         directory = _prepare_directory(data_dir)
-        cluster, is_new = _open_cluster(directory, partitions)
+        _find_cluster(directory, partitions)  # what is wrong with it is said before Ray is started
         connection = ensure_ray(address, ray_options)
         try:
+            cluster, is_new = _open_cluster(directory, partitions)
             placement = choose_placement(num_cpus)
             calls = RayCalls(ray_namespace(name))
             launch = start_actors(calls, name, directory, cluster, settings or _defaults(), transport, placement)
@@ -346,26 +347,42 @@ def _defaults() -> Settings:
 
 def _prepare_directory(data_dir: str | Path) -> Path:
     directory = Path(data_dir).expanduser().resolve()
+    if directory.exists() and not directory.is_dir():
+        raise InvalidOption(f"data_dir = {str(data_dir)!r}: is a file, not a directory")
     directory.mkdir(parents=True, exist_ok=True)
     check_filesystem(directory)
     return directory
 
 
-def _open_cluster(directory: Path, partitions: int | None) -> tuple[ClusterFile, bool]:
+def _find_cluster(directory: Path, partitions: int | None) -> ClusterFile | None:
+    """The cluster of the directory, if there is one, and the error when it can't be started with so many partitions."""
     cluster = ClusterFile.read(directory)
-    is_new = False
     if cluster is None:
-        balanced_ranges(DEFAULT_PARTITIONS if partitions is None else partitions)  # refuses an impossible number
-        wanted = ClusterFile(uuid.uuid4().hex, DEFAULT_PARTITIONS if partitions is None else partitions)
-        is_new = wanted.create(directory)
-        cluster = wanted if is_new else ClusterFile.read(directory)
-        assert cluster is not None
+        balanced_ranges(_wanted(partitions))  # refuses an impossible number
+        return None
+    if cluster.cluster_id == LOCAL_CLUSTER:
+        raise WrongPartition(f"{directory} belongs to a LocalRuntime: open it with that, or give another directory")
     if partitions is not None and partitions != cluster.partitions:
         raise InvalidOption(
             f"{directory} has {cluster.partitions} partitions, not {partitions}. Leave `partitions` out to take what "
             "is there; changing the number will be `runtime.scale()`, which is not available yet."
         )
+    return cluster
+
+
+def _open_cluster(directory: Path, partitions: int | None) -> tuple[ClusterFile, bool]:
+    """The cluster of the directory, and whether it was made just now."""
+    is_new = False
+    cluster = _find_cluster(directory, partitions)
+    if cluster is None:
+        is_new = ClusterFile(uuid.uuid4().hex, _wanted(partitions)).create(directory)
+        cluster = _find_cluster(directory, partitions)
+        assert cluster is not None
     return cluster, is_new
+
+
+def _wanted(partitions: int | None) -> int:
+    return DEFAULT_PARTITIONS if partitions is None else partitions
 
 
 def _check_place(what: str) -> None:

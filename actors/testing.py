@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from actors.address import SLOTS
 from actors.channel import Channel, ChannelHandler, Hello
 from actors.client import Client
-from actors.cluster_file import ClusterFile
+from actors.cluster_file import LOCAL_CLUSTER, ClusterFile
 from actors.dead_letters import DeadLetter, DeadLetters
 from actors.durable_object import DurableObject, class_info
 from actors.errors import (
@@ -40,7 +40,6 @@ __all__ = ["DeadLetter", "LocalRuntime", "SystemClock", "VirtualClock"]
 
 T = TypeVar("T")
 
-_CLUSTER_ID = "local"
 #: Loop turns without any progress after which a busy partition is taken to wait for something else than itself.
 _QUIET_TURNS = 25
 #: Loop turns in which a call that was just made has reached its partition.
@@ -93,8 +92,8 @@ class _LocalDirectory:
 class LocalRuntime(DeadLetters):
     """`async with LocalRuntime() as rt:` gives `rt.namespace(Class)` as a runtime on Ray does.
 
-    `clock`: a `VirtualClock` (the default) or a `SystemClock`. `data_dir`: where the files are; a directory of its
-    own, removed at the end, when None. `memory=True` uses no files at all.
+    `clock`: a `VirtualClock` (the default) or a `SystemClock`. `data_dir`: where the files are, and a `cluster.json`
+    that says so; a directory of its own, removed at the end, when None. `memory=True` uses no files at all.
     """
 
     def __init__(
@@ -170,10 +169,10 @@ class LocalRuntime(DeadLetters):
         directory.mkdir(parents=True, exist_ok=True)
         cluster = ClusterFile.read(directory)
         if cluster is None:
-            ClusterFile(_CLUSTER_ID, self.partition_count).create(directory)  # or another process is doing it now
+            ClusterFile(LOCAL_CLUSTER, self.partition_count).create(directory)  # or another process is doing it now
             cluster = ClusterFile.read(directory)
             assert cluster is not None
-        if cluster.cluster_id != _CLUSTER_ID:
+        if cluster.cluster_id != LOCAL_CLUSTER:
             raise WrongPartition(
                 f"{directory} belongs to a runtime on Ray (cluster {cluster.cluster_id}): start it there"
             )
@@ -190,7 +189,7 @@ class LocalRuntime(DeadLetters):
         high = -(-(number + 1) * SLOTS // self.partition_count) - 1
         config = PartitionConfig(
             data_dir=directory,
-            cluster_id=_CLUSTER_ID,
+            cluster_id=LOCAL_CLUSTER,
             partition=number,
             create=not exists and not self._is_complete,
             slots=[(low, high)],

@@ -154,7 +154,7 @@ class CallWork(Work):
             payload = encode(result)
         except UnstorableValue as refusal:
             if not self.flags & MAY_PICKLE:
-                raise
+                raise UnstorableValue(f"the reply of {self.title} can't travel: {refusal}") from refusal
             return OK_PICKLED, pickled.dump(result, f"the reply of {self.title}", max_bytes, refusal)
         if len(payload) > max_bytes:
             raise ValueTooLarge(

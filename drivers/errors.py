@@ -53,7 +53,10 @@ class Fenced(MainspringError):
 
 
 class CommitFailed(MainspringError):
-    """The write set was *not applied*: the object is back at its last durable state and may be called again."""
+    """The write set was *not applied*: the object is back at its last durable state and may be called again.
+
+    An interleaved turn commits in parts, each between two awaits: of such a turn only the last part was not applied.
+    """
 
 
 class CommitOutcomeUnknown(MainspringError):

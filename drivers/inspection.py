@@ -17,7 +17,7 @@ from drivers.schema import check_schema
 __all__ = ["DEAD_LETTERS", "LOST_TIMERS", "OBJECTS", "TIMERS", "find_partitions", "integrity", "read_all"]
 
 OBJECTS = (
-    "SELECT class, key, slot, (SELECT min(due_ms) FROM directory WHERE directory.oid = objects.oid) AS next_due_ms,"
+    "SELECT class, key, slot, (SELECT min(due_ms) FROM directory WHERE directory.oid = objects.oid) AS next_due,"
     " (SELECT count(*) FROM kv WHERE kv.oid = objects.oid) AS keys FROM objects"
     " WHERE (:class IS NULL OR class = :class) ORDER BY class, key LIMIT :limit"
 )

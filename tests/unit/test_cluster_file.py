@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from actors.cluster_file import FILE_NAME, ClusterFile
-from actors.errors import DataMissing, SchemaTooNew, WrongPartition
+from actors.errors import DataMissing, InvalidOption, RuntimeNotStarted, SchemaTooNew, WrongPartition
+from actors.runtime import Runtime
+from actors.testing import LocalRuntime
 
 CLUSTER = ClusterFile("c1", 4)
 
@@ -54,3 +56,26 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(json.dumps({"format": 2}))
     with pytest.raises(SchemaTooNew):
         ClusterFile.read(tmp_path)
+
+
+def test_a_start_that_finds_no_ray_leaves_no_cluster_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeNotStarted("nobody there")
+
+    monkeypatch.setattr("actors.runtime.ensure_ray", refuse)
+    with pytest.raises(RuntimeNotStarted):
+        Runtime.start(tmp_path, 2, address="10.0.0.1:6379")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_directory_of_a_local_runtime_is_not_started_on_ray(tmp_path: Path) -> None:
+    async with LocalRuntime(data_dir=tmp_path):
+        pass
+    with pytest.raises(WrongPartition, match="LocalRuntime"):
+        Runtime.start(tmp_path)
+
+
+def test_a_file_is_no_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidOption, match="not a directory"):
+        Runtime.start(tmp_path / "file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ class FakeRay:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(local_ray, "ray", fake)
+    monkeypatch.setattr(local_ray, "_check_listens", lambda *where: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_worker_niceness", raising=False)
     return fake
@@ -104,6 +106,24 @@ def test_an_address_where_nobody_is_says_so(fake: FakeRay) -> None:
     fake.reachable = False
     with pytest.raises(RuntimeNotStarted, match="nobody there"):
         ensure_ray("10.0.0.1:6379")
+
+
+def test_an_address_where_nothing_listens_is_not_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay()
+    monkeypatch.setattr(local_ray, "ray", fake)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RuntimeNotStarted, match=address):
+            ensure_ray(address)
+        taken.listen()
+        assert ensure_ray(address) is Connection.JOINED
+
+
+@pytest.mark.parametrize("address", ["nonsense", "10.0.0.1", ":6379", "host:port"])
+def test_what_is_no_address_is_refused(fake: FakeRay, address: str) -> None:
+    with pytest.raises(InvalidOption, match="host and port"):
+        ensure_ray(address)
 
 
 @pytest.mark.parametrize("address", ["ray://10.0.0.1:10001"])

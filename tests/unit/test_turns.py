@@ -959,11 +959,22 @@ def test_a_base_class_and_what_is_no_durable_class_make_no_namespace() -> None:
         {"key": "mine"},
         {"storage": {}},
         {"alarm": 5},
+        {"idle_timeout": 5},
+        {"validates": True},
     ],
 )
 def test_wrong_class_options_are_refused_at_definition(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidClassOption, match=next(iter(options))):
         type("Wrong", (DurableObject,), options)
+
+
+def test_a_class_option_in_the_wrong_place_is_refused_with_the_right_one() -> None:
+    with pytest.raises(InvalidClassOption, match="turns = "):
+        type("Wrong", (DurableObject,), {}, turns="interleaved")
+
+
+def test_methods_and_attributes_of_ones_own_are_no_misspelled_options() -> None:
+    type("Right", (DurableObject,), {"validates": lambda self: True, "colour": "red", "_turn": 1})
 
 
 # --- the turn's own facts ---------------------------------------------------------------------------

@@ -1,0 +1,68 @@
+"""The `mainspring` command on a data directory at rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from actors.cli import _plain, app
+from actors.coordinator_store import ClassDefinition
+from actors.durable_object import DurableObject
+from actors.object_timers import TimerInfo
+from actors.testing import LocalRuntime
+
+
+class Failing(DurableObject):
+    """Has a timer that never succeeds, and one far away."""
+
+    def set(self) -> None:
+        self.timers.set("boom", after="1s", method="on_boom")
+        self.timers.set("later", after="300d", method="on_boom")
+        self.timers.set("unfit", after="1s", method="on_unfit")
+
+    def on_boom(self, timer: TimerInfo) -> None:
+        raise TypeError("boom")
+
+    def on_unfit(self) -> None:
+        """Lacks the argument that a timer's method gets."""
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def rows(*arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(*arguments, "--json"))
+    return found
+
+
+async def test_objects_timers_and_dead_letters_are_shown(tmp_path: Path) -> None:
+    async with LocalRuntime(data_dir=tmp_path) as runtime:
+        await runtime.namespace(Failing).get("f").set()
+        await runtime.advance(days=2)
+        (letter,) = [letter for letter in await runtime.dead_letters() if letter.name == "boom"]
+    (entry,) = rows("objects", str(tmp_path))
+    (timer,) = rows("timers", str(tmp_path))
+    shown, unfit = sorted(rows("dead-letters", str(tmp_path)), key=lambda row: str(row["name"]))
+    assert (entry["class"], entry["key"], timer["name"]) == ("Failing", "f", "later")
+    assert entry["next_due"] == timer["next"]
+    assert (shown["partition"], shown["id"], shown["name"]) == (letter.partition, letter.id, "boom")
+    assert "in on_boom" in shown["error"]
+    assert shown["error"].endswith("TypeError: boom\n")
+    assert "Failing.on_unfit(self) -> 'None' can't be called like this" in unfit["error"]
+
+
+async def test_a_narrow_table_cuts_nothing_off(tmp_path: Path) -> None:
+    async with LocalRuntime(data_dir=tmp_path) as runtime:
+        await runtime.namespace(Failing).get("f" * 60).set()
+    assert "…" not in run("timers", str(tmp_path))
+
+
+def test_what_actors_answer_is_shown_as_json() -> None:
+    shown = json.loads(json.dumps({"c": ClassDefinition("T", "m", "T", None)}, default=_plain))
+    assert shown["c"]["type_name"] == "T"
