@@ -119,7 +119,9 @@ class Admission:
             if not flags & RESUMED:
                 return True
             connection.stale_slots.discard(slot)
-        if slot in self._partition.owned and (not self._partition.draining or is_nested):
+        table = self._partition.slot_table
+        # what has begun may need more calls to come to its end; nothing new begins in a slot that is leaving
+        if slot in table.owned and (is_nested or not (self._partition.draining or slot in table.leaving)):
             return False
         connection.stale_slots.add(slot)
         return True

@@ -37,6 +37,7 @@ from actors.object_host import ObjectHost
 from actors.partition_connection import PartitionConnection
 from actors.recovery import Recovery, recover
 from actors.settings import Settings
+from actors.slot_table import SlotTable, owned_ops, slots_of
 from actors.timer_dispatcher import TimerDispatcher
 from actors.timer_work import TimerWork
 from actors.toolkit.delivery import OutcomeDeliveries
@@ -47,7 +48,6 @@ from drivers.executor import Executor
 from drivers.group_commit import GroupCommitter
 from drivers.native import Driver, OpenedStore
 from drivers.store import Counters, Store
-from drivers.tables import SLOTS as SLOT_TABLE
 from drivers.tables import Key, Op
 from drivers.ticker import Ticker
 from drivers.timer_store import CommittingTimerStore
@@ -59,7 +59,6 @@ __all__ = ["Partition", "PartitionConfig"]
 
 #: How long stopping waits for running turns before it cancels them.
 STOP_GRACE_MS = 5_000
-_OWNED = "owned"
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Partition:
         #: set whenever an object has nothing to do any more
         self.host_idle = asyncio.Event()
         self.admission = Admission(self)
-        self.owned = {row[0] for row in self.store.scan(SLOT_TABLE) if row[1] == _OWNED}
+        self.slot_table = SlotTable(self.store)
         self.inbox = Inbox()
         self.inbox.load(self.store, self.clock.wall_ms())
         self.claims = Claims()
@@ -222,18 +221,12 @@ class Partition:
 
     def runs_slot(self, slot: int) -> bool:
         """Whether this partition runs the objects of the slot."""
-        return slot in self.owned
+        return slot in self.slot_table.owned
 
     @property
     def slots(self) -> list[tuple[int, int]]:
         """The slots that it owns, as inclusive ranges."""
-        ranges: list[tuple[int, int]] = []
-        for slot in sorted(self.owned):
-            if ranges and ranges[-1][1] == slot - 1:
-                ranges[-1] = (ranges[-1][0], slot)
-            else:
-                ranges.append((slot, slot))
-        return ranges
+        return self.slot_table.ranges()
 
     def check_thread(self, object_id: ObjectId) -> None:
         if threading.get_ident() != self.thread_id:
@@ -256,7 +249,7 @@ class Partition:
             "partition": self.config.partition,
             "epoch": self.epoch,
             "commit_seq": self.commit_seq,
-            "slots": len(self.owned),
+            "slots": len(self.slot_table.owned),
             "active_objects": len(self._hosts),
             "held_calls": self.admission.held,
             "calls": self.admission.calls,
@@ -475,7 +468,7 @@ class Partition:
 
 def _write_slots(store: Store, ranges: Sequence[tuple[int, int]]) -> None:
     store.begin()
-    store.write((SLOT_TABLE, (slot,), (_OWNED, 1, None)) for low, high in ranges for slot in range(low, high + 1))
+    store.write(owned_ops(slots_of(ranges), version=1))
     store.flush()
     store.commit()
 

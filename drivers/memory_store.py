@@ -10,6 +10,7 @@ from sortedcontainers import SortedDict
 from drivers.errors import Fenced, StoreClosed
 from drivers.store import Counters, Header, PendingWrites
 from drivers.tables import DIRECTORY, OBJECTS, TABLES, TIMERS, Key, Op, Values
+from timers.rows import USER_LANE
 
 __all__ = ["MemoryData", "MemoryStore"]
 
@@ -103,6 +104,17 @@ class MemoryStore:
 
     def _earliest(self, oid: int) -> int | None:
         return min((row[3] for row in self.scan(DIRECTORY, (oid,))), default=None)
+
+    def objects_in_slot(self, slot: int) -> list[tuple[int, str, str]]:
+        rows = self._table(OBJECTS).items()
+        found = sorted((name, key, oid) for (oid,), (its_slot, name, key) in rows if its_slot == slot)
+        return [(oid, name, key) for name, key, oid in found]
+
+    def engine_timers(self, oid: int) -> list[Key]:
+        owner = oid.to_bytes(8, "big")
+        return [
+            key + values for key, values in self._table(TIMERS).items() if key[0] != USER_LANE and key[3][:8] == owner
+        ]
 
     def lanes(self) -> list[int]:
         rows = self._table(TIMERS)

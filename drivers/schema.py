@@ -149,6 +149,10 @@ CREATE TABLE delivered (
 """
 
 
+# Finds the engine's timers of one object, to move or delete them with it; the user lane is found by the directory.
+_TIMER_OWNERS = "CREATE INDEX timers_by_owner ON timers (substr(ref, 1, 8)) WHERE lane <> 32;"
+
+
 @partition_migrations()
 def m001_first_tables(db: Database) -> None:
     """State, timers, inbox, intents, claims, dead letters, slots and classes of a partition."""
@@ -159,6 +163,7 @@ def m001_first_tables(db: Database) -> None:
 def m002_toolkit(db: Database) -> None:
     """What the timer kinds of the toolkit serve."""
     _create(db, _OUTCOME_TABLES)
+    _create(db, _TIMER_OWNERS)
 
 
 def _create(db: Database, statements: str) -> None:

@@ -13,6 +13,7 @@ __all__ = [
     "CLEAR_SQL",
     "COMMIT",
     "DELETE_SQL",
+    "ENGINE_TIMERS",
     "FIND_OBJECT",
     "GET_SQL",
     "INSERT_HEADER",
@@ -21,6 +22,7 @@ __all__ = [
     "NEXT_DUE",
     "NEXT_DUE_AFTER",
     "NEXT_DUE_IN_LANE",
+    "OBJECTS_IN_SLOT",
     "PUT_SQL",
     "READ_HEADER",
     "ROLLBACK",
@@ -54,6 +56,12 @@ FIND_OBJECT = "SELECT oid FROM objects WHERE class = ? AND key = ?"
 LIST_OBJECTS = (
     "SELECT oid, key, (SELECT min(due_ms) FROM directory WHERE directory.oid = objects.oid) FROM objects"
     " WHERE class = ? AND key >= ? AND key > ? AND (? IS NULL OR key < ?) ORDER BY key LIMIT ?"
+)
+OBJECTS_IN_SLOT = "SELECT oid, class, key FROM objects WHERE slot = ? ORDER BY class, key"
+# The text must be as in the index `timers_by_owner`, or SQLite does not use it.
+ENGINE_TIMERS = (
+    "SELECT lane, due_ms, kind, ref, generation, first_due_ms, attempt, payload FROM timers"
+    " WHERE substr(ref, 1, 8) = ? AND lane <> 32"
 )
 # Skips from lane to lane through the primary key instead of reading every row.
 LANES = (

@@ -249,6 +249,12 @@ class SqliteStore:
         rows = self._read(sql.LIST_OBJECTS, (class_name, prefix, after or "", end, end, limit))
         return [(oid, key, due) for oid, key, due in rows]
 
+    def objects_in_slot(self, slot: int) -> list[tuple[int, str, str]]:
+        return self._read(sql.OBJECTS_IN_SLOT, (slot,))
+
+    def engine_timers(self, oid: int) -> list[Key]:
+        return self._read(sql.ENGINE_TIMERS, (oid.to_bytes(8, "big"),))
+
     def lanes(self) -> list[int]:
         return [lane for (lane,) in self._read(sql.LANES)]
 

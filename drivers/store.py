@@ -95,6 +95,14 @@ class Store(Protocol):
         """(oid, key, earliest due or None) of the class's objects whose key starts with `prefix`, in key order."""
         ...
 
+    def objects_in_slot(self, slot: int) -> list[tuple[int, str, str]]:
+        """(oid, class, key) of the objects of a slot."""
+        ...
+
+    def engine_timers(self, oid: int) -> list[Key]:
+        """Rows of the timer table outside the user lane whose reference begins with this object's number."""
+        ...
+
     def lanes(self) -> list[int]: ...
 
     def next_due_ms(self, lane: int | None = None, after_ms: int | None = None) -> int | None:

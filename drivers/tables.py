@@ -71,7 +71,8 @@ class TableSpec:
 
     `per_object`: rows of the runtime's own that belong to one object; their key begins with its `oid`, and `delete`
     removes them with it. `outlives_object`: not these, since others still wait for them. `turns` says how the engine
-    changes such rows beside the turns of the object: see `TurnRule`.
+    changes such rows beside the turns of the object: see `TurnRule`. `per_slot`: rows whose key begins with a slot,
+    and that move with it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class TableSpec:
     per_object: bool = False
     outlives_object: bool = False
     turns: TurnRule = TurnRule.ENGINE_FIRST
+    per_slot: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:

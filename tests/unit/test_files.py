@@ -538,6 +538,7 @@ def test_a_file_of_the_first_schema_is_migrated_with_its_data(tmp_path: Path) ->
     connection = sqlite3.connect(path)
     for table in TABLES.keys() - FIRST_TABLES:
         connection.execute(f"DROP TABLE {table}")
+    connection.execute("DROP INDEX timers_by_owner")
     connection.execute("DELETE FROM _sqlite_migrations WHERE name > 'm002'")
     connection.execute("PRAGMA user_version = 1")
     connection.execute("INSERT INTO kv VALUES (1, 'k', x'01')")
