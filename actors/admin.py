@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.address import ObjectId, slot_of
@@ -41,6 +44,7 @@ class Admin:
             "redrive": self._redrive,
             "discard": self._discard,
             "status": partition.status,
+            "take_in": partition.arrivals.take_in,
         }
 
     def handle(self, op: str, args: bytes, reply: Reply) -> None:
@@ -57,10 +61,23 @@ class Admin:
         except TypeError as error:
             reply(REFUSED, encode_error(InvalidOption(f"admin request {op!r}: {error}")))
             return
-        if isinstance(result, _Durable):
+        if inspect.iscoroutine(result):
+            task = self._partition.loop.create_task(result)
+            task.add_done_callback(partial(self._answer_later, reply))
+        elif isinstance(result, _Durable):
             result.write_set.when_done(lambda error: self._durable(reply, result.value, error))
         else:
             reply(OK, encode(result))
+
+    @staticmethod
+    def _answer_later(reply: Reply, task: asyncio.Future[Any]) -> None:
+        if task.cancelled():
+            return  # the partition stops; it is asked again elsewhere
+        error = task.exception()
+        if error is None:
+            reply(OK, encode(task.result()))
+        else:
+            reply(REFUSED, encode_error(error))
 
     @staticmethod
     def _durable(reply: Reply, value: Any, error: BaseException | None) -> None:

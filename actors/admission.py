@@ -10,6 +10,7 @@ from actors.address import ObjectId, check_key, slot_of
 from actors.durable_object import ClassInfo
 from actors.errors import CallDiverged, MainspringError, Overloaded, ReplyLost
 from actors.messages import PICKLED, RAISED, REFUSED, REPEAT, RESUMED, STALE, CallRow, outside_call_id
+from actors.partition_connection import ReplyTo
 from actors.wire_errors import encode_error
 from actors.work import MAY_PICKLE, REPLY_LOST, CallWork, Work, call_fingerprint, comparable_args
 from drivers.tables import INTENTS
@@ -50,7 +51,7 @@ class Admission:
         """A call has arrived: answer it from the inbox, join it to its running original, refuse it, or queue it."""
         seq, type_name, key, method_name, args, flags, _, extra = row
         partition = self._partition
-        target = partial(connection.reply, seq)
+        target = ReplyTo(connection, seq)
         call_id = extra[0] if extra is not None else None
         if call_id is None:
             call_id = outside_call_id(connection.session, seq)

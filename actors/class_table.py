@@ -84,6 +84,12 @@ class ClassTable:
                 self._older[ref.type_name] = outdated
             self.on_outdated(ref.type_name)
 
+    def learn(self, ref: ClassRef) -> None:
+        """Another partition knew this class; what is known here already stands."""
+        if ref.type_name not in self._refs:
+            self._refs[ref.type_name] = ref
+            self._remember(ref)
+
     def _is_shipped(self, type_name: str) -> bool:
         ref = self._refs.get(type_name)
         return ref is not None and ref.digest is not None

@@ -20,6 +20,7 @@ __all__ = [
     "commit_intent",
     "earlier_durable",
     "end_transaction",
+    "outcome_of",
     "renew_buffer",
     "schedule_flush",
     "sync",
@@ -104,7 +105,12 @@ async def earlier_durable(host: ObjectHost, turn: Turn) -> None:
 
 
 def wait_for(host: ObjectHost, write_set: WriteSet) -> asyncio.Future[None]:
-    future: asyncio.Future[None] = host.partition.loop.create_future()
+    return outcome_of(host.partition.loop, write_set)
+
+
+def outcome_of(loop: asyncio.AbstractEventLoop, write_set: WriteSet) -> asyncio.Future[None]:
+    """Done when the write set is durable; raises why it was not applied."""
+    future: asyncio.Future[None] = loop.create_future()
 
     def ended(error: BaseException | None) -> None:
         if future.done():

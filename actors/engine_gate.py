@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivers.tables import INTENTS, OBJECTS, TABLES, TurnRule
 from timers.batch import Batch, Put
+from timers.rows import MalformedTimer, TimerRow, oid_of
 
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
@@ -35,6 +36,13 @@ class EngineGate:
         self._hosts: dict[int, ObjectHost] = {}
 
     # --- the engine's side ------------------------------------------------------------------------
+
+    def is_away(self, timer: TimerRow | MalformedTimer) -> bool:
+        if not self._partition.slot_table.moving or isinstance(timer, MalformedTimer):
+            return False
+        owner = oid_of(timer.ref)
+        place = None if owner is None else self._partition.store.get(OBJECTS, (owner[0],))
+        return place is not None and not self._partition.runs_slot(place[0])
 
     def admit(self, batch: Batch) -> Sequence[int] | None:
         changed = _changed_objects(batch)
@@ -67,7 +75,9 @@ class EngineGate:
         place = self._partition.store.get(OBJECTS, (oid,))
         if place is None:
             return False
-        _slot, type_name, key = place
+        slot, type_name, key = place
+        if not self._partition.runs_slot(slot):
+            return True
         host = self._partition.find_host(type_name, key)
         if host is not None and host.interleaved:
             return False

@@ -57,6 +57,7 @@ __all__ = [
     "MainspringError",
     "MalformedFrame",
     "MethodNotCallable",
+    "MoveRefused",
     "NoRunningLoop",
     "NoSuchMethod",
     "ObjectReset",
@@ -212,6 +213,10 @@ class TurnTimeout(MainspringError):
 
 class ObjectReset(MainspringError):
     """The object went back to its last durable state under this turn; nothing of the turn was applied."""
+
+
+class MoveRefused(MainspringError):
+    """A step of a slot's move can't be done now. The move is called off or begun again; nothing is lost by it."""
 
 
 class PartitionStopped(MainspringError):

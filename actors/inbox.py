@@ -8,11 +8,12 @@ however many calls it serves.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgpack
 
+from actors.address import slot_of
 from actors.messages import is_keyed, outside_call_id
 from actors.ranges import covers, merged
 from drivers.store import Store
@@ -84,6 +85,9 @@ class Inbox:
         self._riding: dict[int, tuple[list[InboxEntry], list[int]]] = {}
         self._released_inside: OrderedDict[bytes, int] = OrderedDict()
         self._keyed_since: dict[bytes, int] = {}
+        #: of moving slots: they ride with the next commit, and again should that fail
+        self._taken_in: list[InboxEntry] = []
+        self._riding_in: dict[int, list[InboxEntry]] = {}
         #: told when outcomes are recorded, so that somebody looks after them
         self.on_entries: Callable[[], None] = _nobody
 
@@ -158,6 +162,24 @@ class Inbox:
             del self._rows[number]
             self._empty.append(number)
 
+    # --- moving -----------------------------------------------------------------------------------
+
+    def entries_of(self, slots: Collection[int]) -> list[InboxEntry]:
+        """The outcomes recorded for objects of these slots."""
+        every = [row.entries.values() for row in self._rows.values()]
+        return [entry for entries in every for entry in entries if slot_of(entry.class_name, entry.key) in slots]
+
+    def take_in(self, entries: Iterable[InboxEntry]) -> None:
+        """Outcomes that another partition has recorded: they become durable here with the next commit."""
+        waiting = {entry.call_id for entry in self._taken_in}
+        self._taken_in += [e for e in entries if e.call_id not in self._row_of and e.call_id not in waiting]
+
+    def forget_slots(self, slots: Collection[int]) -> None:
+        """The objects of these slots are elsewhere now, and so are their outcomes."""
+        self._taken_in = [each for each in self._taken_in if slot_of(each.class_name, each.key) not in slots]
+        for entry in self.entries_of(slots):
+            self._forget(entry.call_id)
+
     # --- sessions and age -----------------------------------------------------------------------
 
     def connected(self, session_id: bytes) -> None:
@@ -214,8 +236,10 @@ class Inbox:
 
     def ride(self, commit_seq: int, entries: Sequence[InboxEntry]) -> Iterable[Op]:
         deleted, self._empty = self._empty, []
-        packed = [*entries, *self._stragglers(commit_seq, deleted)]
+        taken_in, self._taken_in = self._taken_in, []
+        packed = [*entries, *taken_in, *self._stragglers(commit_seq, deleted)]
         self._riding[commit_seq] = (packed, deleted)
+        self._riding_in[commit_seq] = taken_in
         ops: list[Op] = [(INBOX, (number,), None) for number in deleted]
         if packed:
             self.on_entries()
@@ -237,6 +261,7 @@ class Inbox:
 
     def landed(self, commit_seq: int, now_ms: int) -> None:
         entries, deleted = self._riding.pop(commit_seq, ([], []))
+        self._riding_in.pop(commit_seq, None)
         for number in deleted:
             self._rows.pop(number, None)
         for entry in entries:
@@ -247,6 +272,7 @@ class Inbox:
 
     def lost(self, commit_seq: int) -> None:
         _, deleted = self._riding.pop(commit_seq, ([], []))
+        self._taken_in[:0] = self._riding_in.pop(commit_seq, [])
         # rows that were to be packed again still hold their entries; empty ones wait for the next commit
         self._empty.extend(number for number in deleted if number not in self._rows)
 

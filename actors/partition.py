@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from actors.address import ClassRef, ObjectId
+from actors.address import ClassRef, ObjectId, slot_of
 from actors.admin import Admin
 from actors.admission import Admission
+from actors.arrival import Arrivals
 from actors.careful import Careful
 from actors.channel import Channel, ChannelHandler
 from actors.claims import Claims
 from actors.class_table import ClassTable, FetchClass
 from actors.client import Client, Directory
+from actors.departure import Departures
 from actors.durable_object import ClassInfo, DurableObject
+from actors.early_commit import outcome_of
 from actors.engine_gate import EngineGate
 from actors.engine_kinds import REMOTE_KINDS, engine_handlers
 from actors.errors import (
     ChannelClosed,
     DataMissing,
     MainspringError,
+    PartitionStopped,
     WrongThread,
 )
 from actors.inbox import Inbox
@@ -35,7 +39,7 @@ from actors.logs import log_event
 from actors.messages import Admin as AdminMessage
 from actors.object_host import ObjectHost
 from actors.partition_connection import PartitionConnection
-from actors.recovery import Recovery, recover
+from actors.recovery import Recovery, read_intents, recover
 from actors.settings import Settings
 from actors.slot_table import SlotTable, owned_ops, slots_of
 from actors.timer_dispatcher import TimerDispatcher
@@ -137,6 +141,8 @@ class Partition:
         self._sweep = InboxSweep(self)
         self.inbox.on_entries = self._sweep.nudge
         self._intents = IntentRunner(self)
+        self.departures = Departures(self)
+        self.arrivals = Arrivals(self)
         self.client: Client
         self.runtime: InsideRuntime
         # counters for status and metrics
@@ -167,7 +173,7 @@ class Partition:
         )
         try:
             if opened.store.commit_seq == 0:  # new, or its creation was cut short: nothing else is its first commit
-                if not config.slots:
+                if not config.slots and not config.create:
                     raise DataMissing(
                         f"partition {config.partition}: its creation was never completed, and its slots are not known "
                         "here. It is completed once the coordinator answers."
@@ -196,7 +202,8 @@ class Partition:
             log_event(logging.ERROR, "poison", f"{what} ended its process too often and was taken out", what=what)
         # the innermost calls first: their callers, run again, will wait for them
         for intent in sorted(recovery.intents, key=lambda intent: -intent.depth):
-            self._intents.run(intent)
+            if self.runs_slot(slot_of(intent.class_name, intent.key)):
+                self._intents.run(intent)
         for class_name, key, name in recovery.suspects:
             self.dispatcher.suspects.add((class_name, key, name))
         self._ticker.start()
@@ -222,6 +229,21 @@ class Partition:
     def runs_slot(self, slot: int) -> bool:
         """Whether this partition runs the objects of the slot."""
         return slot in self.slot_table.owned
+
+    def starts_timers(self, slot: int) -> bool:
+        """Whether due timers of the slot are started here; not any more when it is about to leave."""
+        return slot in self.slot_table.owned and slot not in self.slot_table.leaving
+
+    def slots_arrived(self, slots: Collection[int]) -> None:
+        """Slots run here that did not before: turns of theirs that were cut short first, then what is due."""
+        for intent in read_intents(self.store):
+            host = self.find_host(intent.class_name, intent.key)
+            if slot_of(intent.class_name, intent.key) in slots and (host is None or not host.busy):
+                self._intents.run(intent)
+        for host in list(self._hosts.values()):
+            host.pump()
+        self.dispatcher.rewind(0)
+        self.tick()
 
     @property
     def slots(self) -> list[tuple[int, int]]:
@@ -335,6 +357,10 @@ class Partition:
                 host.state.start_deleted(deletion)
         return host
 
+    def hosts_in(self, slots: Collection[int]) -> list[ObjectHost]:
+        """The objects of these slots that are in memory."""
+        return [host for host in self._hosts.values() if host.id.slot in slots]
+
     def find_host(self, type_name: str, key: str) -> ObjectHost | None:
         return self._hosts.get((type_name, key))
 
@@ -370,6 +396,15 @@ class Partition:
 
     def persist(self, ops: list[Op]) -> None:
         self.submit(WriteSet(ops))
+
+    def commit(self, ops: list[Op]) -> asyncio.Future[None]:
+        """The same; done when it is durable. Raises `CommitFailed` when it was not applied, `PartitionStopped`."""
+        if self.stopped:
+            raise PartitionStopped(f"partition {self.config.partition} has stopped; nothing was written")
+        write_set = WriteSet(ops)
+        outcome = outcome_of(self.loop, write_set)
+        self.submit(write_set)
+        return outcome
 
     def drop_pointer(self, key: Key) -> None:
         """Remove a timer row that points to an object that no longer exists."""

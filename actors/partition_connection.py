@@ -29,12 +29,29 @@ from actors.wire_errors import encode_error
 if TYPE_CHECKING:
     from actors.partition import Partition
 
-__all__ = ["PartitionConnection"]
+__all__ = ["PartitionConnection", "ReplyTo"]
 
 #: A batch of calls is worked through in slices of this length, so that commits and other connections get their turn.
 _SLICE_NS = 2_000_000
 #: How many calls are run between looks at the clock.
 _SLICE_STRIDE = 16
+
+
+class ReplyTo:
+    """Where the reply of one call goes."""
+
+    __slots__ = ("_connection", "_seq")
+
+    def __init__(self, connection: PartitionConnection, seq: int) -> None:
+        self._connection = connection
+        self._seq = seq
+
+    def __call__(self, status: int, payload: bytes) -> None:
+        self._connection.reply(self._seq, status, payload)
+
+    def turn_away(self, slot: int) -> None:
+        """The call is about to be answered Stale: so is whatever the client has sent after it, until it starts over."""
+        self._connection.stale_slots.add(slot)
 
 
 class PartitionConnection:

@@ -18,7 +18,7 @@ from drivers.tables import CLAIMS, DIRECTORY, INBOX, INTENTS, Op
 from drivers.write_set import InboxEntry
 from timers.schedule import TimerSpec, advance
 
-__all__ = ["Intent", "Recovery", "recover"]
+__all__ = ["Intent", "Recovery", "read_intents", "recover"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,15 @@ def recover(store: Store, *, unclean: bool, crash_limit: int, misfire_limit: int
     except BaseException:
         store.rollback()
         raise
-    intents = [
-        Intent(c, k, turn_id, msgpack.unpackb(packed, strict_map_key=False))
-        for c, k, turn_id, packed in store.scan(INTENTS)
+    return Recovery(read_intents(store), work.suspects, work.crashes, work.let_go, work.poisoned)
+
+
+def read_intents(store: Store) -> list[Intent]:
+    """The turns that must be run again."""
+    return [
+        Intent(class_name, key, turn_id, msgpack.unpackb(packed, strict_map_key=False))
+        for class_name, key, turn_id, packed in store.scan(INTENTS)
     ]
-    return Recovery(intents, work.suspects, work.crashes, work.let_go, work.poisoned)
 
 
 class _Recovery:

@@ -42,6 +42,11 @@ class SlotTable:
             self.owned.discard(slot)
             self.leaving.discard(slot)
 
+    @property
+    def moving(self) -> bool:
+        """Whether there are slots that run nothing here."""
+        return len(self.owned) < len(self._states)
+
     def state(self, slot: int) -> str | None:
         """The slot's state here; None when the partition has nothing of it."""
         found = self._states.get(slot)

@@ -116,7 +116,7 @@ class TimerDispatcher:
     def _dispatch(self, oid: int, object_id: ObjectId, name: str, due_ms: int, pointer: Key) -> bool:
         """Queue one timer at its object; False when the object or its class is at its bound (it is parked then)."""
         partition = self._partition
-        if not partition.runs_slot(object_id.slot):
+        if not partition.starts_timers(object_id.slot):
             return True
         info = partition.classes.get(object_id.type_name)
         if info is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgpack
 
@@ -25,8 +25,17 @@ __all__ = ["MAY_PICKLE", "REPLY_LOST", "CallWork", "Reply", "Work", "call_finger
 
 #: (status, payload)
 Reply = tuple[int, bytes]
-#: Where a reply goes: called with status and payload.
-Target = Callable[[int, bytes], None]
+
+
+class Target(Protocol):
+    """Where a reply goes."""
+
+    def __call__(self, status: int, payload: bytes) -> None: ...
+
+    def turn_away(self, slot: int) -> None:
+        """The call was not run here, and will not be."""
+        ...
+
 
 _LOST_REPLY = b""
 REPLY_LOST = 255  #: status of a recorded outcome whose reply was too large to keep

@@ -40,6 +40,10 @@ def read_timer(columns: Key) -> TimerRow | MalformedTimer:
 class Gate(Protocol):
     """Keeps the engine's batches and the turns of objects apart."""
 
+    def is_away(self, timer: TimerRow | MalformedTimer) -> bool:
+        """Whether the timer serves an object that this partition does not run, so that it must be left alone."""
+        ...
+
     def admit(self, batch: Batch) -> Sequence[int] | None:
         """The objects that the batch changes, which start no turn until they are let go; None when one of them is in a
         turn that may have read what the batch changes."""
@@ -68,8 +72,17 @@ class CommittingTimerStore:
         self, lane: int, now_ms: int, after: TimerKey | None, limit: int
     ) -> Sequence[TimerRow | MalformedTimer]:
         end = (now_ms + 1,) if now_ms < MAX_TIME_MS else None  # the columns can't hold more
-        rows = self._store.scan(TIMERS, (lane,), start_after=None if after is None else after[1:], end=end, limit=limit)
-        return [read_timer(row) for row in rows]
+        start_after = None if after is None else after[1:]
+        found: list[TimerRow | MalformedTimer] = []
+        while True:
+            rows = self._store.scan(TIMERS, (lane,), start_after=start_after, end=end, limit=limit)
+            timers = [read_timer(row) for row in rows]
+            if self._gate is not None:
+                timers = [timer for timer in timers if not self._gate.is_away(timer)]
+            found += timers
+            if len(rows) < limit or len(found) >= limit:
+                return found[:limit]
+            start_after = rows[-1][1:5]
 
     async def next_due_ms(self, lane: int, after_ms: int) -> int | None:
         return self._store.next_due_ms(lane, after_ms)
