@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from actors.address import SLOTS
-from actors.errors import DataMissing, DuplicateTypeName, InvalidOption, SchemaTooNew, WrongPartition
+from actors.errors import DataMissing, DuplicateTypeName, InvalidOption, MoveRefused, SchemaTooNew, WrongPartition
+from actors.move_store import MOVE_TABLES, MoveStore
 from drivers.files import fsync_directory
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
 #: Length of the secret that peers prove to each other: as long as the HMAC's block of output.
 SECRET_BYTES = 32
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 coordinator_migrations = Migrations("mainspring_coordinator")
 
@@ -75,6 +76,7 @@ READ_CLUSTER = "SELECT cluster_id, secret, map_version FROM cluster WHERE id = 1
 INSERT_PARTITION = (
     "INSERT INTO partitions (partition, initialised, epoch, commit_seq, node, directory) VALUES (?, 0, 0, 0, '', '')"
 )
+DELETE_PARTITION = "DELETE FROM partitions WHERE partition = ?"
 READ_PARTITION = "SELECT partition, initialised, epoch, commit_seq, node, directory FROM partitions WHERE partition = ?"
 LIST_PARTITIONS = "SELECT partition, initialised, epoch, commit_seq, node, directory FROM partitions ORDER BY partition"
 MARK_INITIALISED = "UPDATE partitions SET initialised = 1 WHERE partition = ?"
@@ -93,6 +95,13 @@ PUT_CLASS = "INSERT OR REPLACE INTO classes (type_name, module, qualname, shippe
 def m001_first_tables(db: Database) -> None:
     """Cluster, partitions, slots and classes."""
     for statement in _TABLES_V1:
+        db.execute(statement)
+
+
+@coordinator_migrations()
+def m002_moves(db: Database) -> None:
+    """Slots on their way from one partition to another."""
+    for statement in MOVE_TABLES:
         db.execute(statement)
 
 
@@ -158,13 +167,22 @@ class CoordinatorStore:
     def __init__(self, db: Database, path: Path) -> None:
         self._db = db
         self.path = path
-        self.cluster_id, self.secret, self._map_version = self._cluster()
+        self.cluster_id, self.secret, _version = self._cluster()
+        self.moves = MoveStore(db)
 
     # --- opening --------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, cluster_id: str, partitions: int, secret: bytes) -> None:
-        """Make the file of a new cluster, whole or not at all. Raises FileExistsError when there is one."""
+    def create(
+        cls, path: Path, cluster_id: str, partitions: int, secret: bytes, owners: Sequence[int] | None = None
+    ) -> None:
+        """Make the file of a new cluster, whole or not at all. Raises FileExistsError when there is one.
+
+        `owners` is the owner of each slot, when they are not to have equal shares.
+        """
+        if owners is None:
+            ranges = enumerate(balanced_ranges(partitions))
+            owners = [partition for partition, (first, last) in ranges for _ in range(first, last + 1)]
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"the secret has {len(secret)} bytes, not {SECRET_BYTES}")
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -179,9 +197,8 @@ class CoordinatorStore:
             coordinator_migrations.apply(db)
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(INSERT_CLUSTER, (cluster_id, secret))
-            for partition, (first, last) in enumerate(balanced_ranges(partitions)):
-                connection.execute(INSERT_PARTITION, (partition,))
-                connection.executemany(INSERT_SLOT, ((slot, partition) for slot in range(first, last + 1)))
+            connection.executemany(INSERT_PARTITION, ((partition,) for partition in range(partitions)))
+            connection.executemany(INSERT_SLOT, enumerate(owners))
             connection.execute("COMMIT")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         finally:
@@ -220,6 +237,16 @@ class CoordinatorStore:
             raise
         return store
 
+    @classmethod
+    def ephemeral(cls, cluster_id: str, owners: Sequence[int]) -> CoordinatorStore:
+        """A store in memory, for a runtime that has its data there too; `owners` is the owner of each slot."""
+        db = Database(sqlite3.connect(":memory:", isolation_level=None))
+        coordinator_migrations.apply(db)
+        db.execute(INSERT_CLUSTER, (cluster_id, b""))
+        db.conn.executemany(INSERT_PARTITION, ((partition,) for partition in sorted(set(owners))))
+        db.conn.executemany(INSERT_SLOT, enumerate(owners))
+        return cls(db, Path(":memory:"))
+
     def close(self) -> None:
         """Close the file; idempotent."""
         self._db.conn.close()
@@ -232,7 +259,8 @@ class CoordinatorStore:
 
     def slot_map(self) -> SlotMap:
         """The current map, neighbours of one owner and one version joined."""
-        return SlotMap(self._map_version, tuple(_join(self._db.execute(LIST_SLOTS).fetchall())))
+        _cluster_id, _secret, version = self._cluster()
+        return SlotMap(version, tuple(_join(self._db.execute(LIST_SLOTS).fetchall())))
 
     # --- partitions -----------------------------------------------------------------------------
 
@@ -246,6 +274,19 @@ class CoordinatorStore:
         if row is None:
             raise WrongPartition(f"cluster {self.cluster_id} has no partition {partition}.")
         return _record(row)
+
+    def add_partition(self, partition: int) -> bool:
+        """Make room for a partition without slots; whether it is new."""
+        if self._db.execute(READ_PARTITION, (partition,)).fetchone() is not None:
+            return False
+        self._db.execute(INSERT_PARTITION, (partition,))
+        return True
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget a partition that owns nothing any more. Raises `MoveRefused` while it owns slots."""
+        if self.slot_map().slots_of(partition):
+            raise MoveRefused(f"partition {partition} still owns slots; it can't be removed")
+        self._db.execute(DELETE_PARTITION, (partition,))
 
     def mark_initialised(self, partition: int) -> None:
         """Record that the partition's files exist: from now on it never starts empty."""

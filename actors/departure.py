@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Departures"]
 
+#: Moves that were called off and are remembered: a request for one can't be on its way for longer.
+_REMEMBERED_MOVES = 1_000
+
 
 class Departures:
     """The source's side of moves. Every step may be asked for again after its answer was lost."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
+        self._sending: dict[str, asyncio.Future[int]] = {}
+        #: moves that a late request must not begin again
+        self._called_off: OrderedDict[str, None] = OrderedDict()
 
     async def send(self, move_id: str, slots: Sequence[int], target: int, *, patience_ms: int, cut_short: bool) -> int:
         """Freeze the slots and send all that belongs to them; the bytes sent, once all of it is durable there.
@@ -41,6 +47,21 @@ class Departures:
         Turns that run get `patience_ms` to end. With `cut_short` those that are left then are cancelled, and run again
         at the new owner; without it the slots go on here. Raises `MoveRefused` when it did not come about.
         """
+        if move_id in self._called_off:
+            raise MoveRefused(f"move {move_id} has been called off")
+        sending = self._sending.get(move_id)
+        if sending is None:
+            sending = asyncio.ensure_future(self._send(move_id, slots, target, patience_ms, cut_short))
+            self._sending[move_id] = sending
+            sending.add_done_callback(lambda _: self._sending.pop(move_id, None))
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            if sending.cancelled():
+                raise MoveRefused(f"move {move_id} was called off while it was under way") from None
+            raise
+
+    async def _send(self, move_id: str, slots: Sequence[int], target: int, patience_ms: int, cut_short: bool) -> int:
         table = self._partition.slot_table
         if table.slots_in(FROZEN, move_id) != sorted(slots):
             strange = [slot for slot in slots if table.state(slot) != OWNED]
@@ -54,6 +75,13 @@ class Departures:
 
     async def call_off(self, move_id: str) -> None:
         """The move was aborted: its slots run here again."""
+        self._called_off[move_id] = None
+        if len(self._called_off) > _REMEMBERED_MOVES:
+            self._called_off.popitem(last=False)
+        sending = self._sending.get(move_id)
+        if sending is not None:
+            sending.cancel()
+            await asyncio.wait((sending,))
         table = self._partition.slot_table
         slots = table.slots_in(FROZEN, move_id)
         if slots:

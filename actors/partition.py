@@ -137,12 +137,12 @@ class Partition:
             waker=driver.waker(),
         )
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes, recovery.let_go)
+        self.departures = Departures(self)
+        self.arrivals = Arrivals(self)
         self._admin = Admin(self)
         self._sweep = InboxSweep(self)
         self.inbox.on_entries = self._sweep.nudge
         self._intents = IntentRunner(self)
-        self.departures = Departures(self)
-        self.arrivals = Arrivals(self)
         self.client: Client
         self.runtime: InsideRuntime
         # counters for status and metrics

@@ -28,10 +28,12 @@ from actors.errors import (
     SyncCallInLoop,
     WrongPartition,
 )
+from actors.local_moves import LocalMoves
 from actors.loopback import connect_loopback
 from actors.namespace import Namespace, Stub
 from actors.partition import Partition, PartitionConfig
 from actors.settings import Settings
+from actors.slot_table import as_ranges
 from drivers.clock import Clock, SystemClock, VirtualClock
 from drivers.memory_store import MemoryData
 from drivers.native import NativeDriver, has_partition_file
@@ -51,13 +53,15 @@ _PATIENCE_S = 0.25
 class _LocalDirectory:
     """Finds the partitions of a `LocalRuntime`."""
 
-    map_version = 1
-
     def __init__(self, runtime: LocalRuntime) -> None:
         self._runtime = runtime
 
+    @property
+    def map_version(self) -> int:
+        return self._runtime.moves.version
+
     def partition_of(self, slot: int) -> int:
-        return slot * self._runtime.partition_count // SLOTS
+        return self._runtime.moves.partition_of(slot)
 
     def partitions(self) -> Sequence[int]:
         return range(self._runtime.partition_count)
@@ -76,7 +80,7 @@ class _LocalDirectory:
     def _connect(
         self, partition: int, session: bytes, connection: int, handler: ChannelHandler, *, trusted_pickle: bool
     ) -> Channel:
-        found = self._runtime.partitions[partition]
+        found = self._runtime._find(partition)
         if found is None or found.stopped:
             raise ChannelClosed(f"partition {partition} is not running")
         return connect_loopback(
@@ -123,6 +127,7 @@ class LocalRuntime(DeadLetters):
         self._driver = driver
         self._classes: list[type[DurableObject]] = []
         self._directory = _LocalDirectory(self)
+        self.moves: LocalMoves
         self._client: Client | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -149,6 +154,7 @@ class LocalRuntime(DeadLetters):
                 memory=self._memory,
             )
         cluster = self._open_cluster()
+        self.moves = self._open_moves(cluster)
         try:
             for number in range(self.partition_count):
                 await self._open(number)
@@ -160,6 +166,16 @@ class LocalRuntime(DeadLetters):
             raise
         self._client = Client(self._directory, self.settings)
         return self
+
+    def _open_moves(self, cluster: ClusterFile | None) -> LocalMoves:
+        if cluster is None:
+            return LocalMoves(_CLUSTER_ID, self.partition_count, self._find, None)
+        moves = LocalMoves(_CLUSTER_ID, cluster.partitions, self._find, Path(str(self._data_dir)))
+        known = len(moves.partitions)
+        if known != self.partition_count:
+            moves.close()
+            raise InvalidOption(f"{self._data_dir} has {known} partitions, not {self.partition_count}")
+        return moves
 
     def _open_cluster(self) -> ClusterFile | None:
         """What says that the directory is ours and complete; None where nothing outlives this object."""
@@ -176,23 +192,19 @@ class LocalRuntime(DeadLetters):
             raise WrongPartition(
                 f"{directory} belongs to a runtime on Ray (cluster {cluster.cluster_id}): start it there"
             )
-        if cluster.partitions != self.partition_count:
-            raise InvalidOption(f"{directory} has {cluster.partitions} partitions, not {self.partition_count}")
         self._is_complete = cluster.ready
         return cluster
 
-    async def _open(self, number: int) -> None:
+    async def _open(self, number: int, *, is_new: bool = False) -> None:
         assert self._driver is not None
         directory = "" if self._data_dir is None else str(self._data_dir)
         exists = number in self._memory if self._memory is not None else has_partition_file(directory, number)
-        low = -(-number * SLOTS // self.partition_count)
-        high = -(-(number + 1) * SLOTS // self.partition_count) - 1
         config = PartitionConfig(
             data_dir=directory,
             cluster_id=LOCAL_CLUSTER,
             partition=number,
-            create=not exists and not self._is_complete,
-            slots=[(low, high)],
+            create=not exists and (is_new or not self._is_complete),
+            slots=as_ranges(self.moves.slots_of(number)),
             settings=self.settings,
             runtime_name=self.name,
         )
@@ -208,6 +220,7 @@ class LocalRuntime(DeadLetters):
             if partition is not None:
                 await partition.stop()
                 self.partitions[number] = None
+        self.moves.close()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -300,11 +313,34 @@ class LocalRuntime(DeadLetters):
             if self.partitions[number] is None:
                 await self._open(number)
 
+    async def scale(self, partitions: int) -> None:
+        """Have so many partitions from now on, while everything goes on: slots move until all have equal shares.
+
+        Raises `InvalidOption`.
+        """
+        if not 1 <= partitions <= SLOTS:
+            raise InvalidOption(f"partitions must be 1 to {SLOTS}, not {partitions}")
+        for number in range(self.partition_count, partitions):
+            self.moves.add(number)
+            self.partitions.append(None)
+            self.partition_count += 1
+            await self._open(number, is_new=True)
+        await self.moves.mover().spread(range(partitions))
+        while self.partition_count > partitions:
+            last = self.partitions.pop()
+            self.partition_count -= 1
+            if last is not None:
+                await last.stop()
+            self.moves.remove(self.partition_count)
+
     def status(self) -> list[dict[str, Any]]:
         """What each partition is doing."""
         return [partition.status() for partition in self._running()]
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _find(self, number: int) -> Partition | None:
+        return self.partitions[number] if number < len(self.partitions) else None
 
     def _running(self) -> list[Partition]:
         return [partition for partition in self.partitions if partition is not None]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from actors import interruption
 from actors.codec import encode
 from actors.durable_object import HOOKS
 from actors.early_commit import flush
-from actors.interruption import run_again
 from actors.object_timers import EXHAUSTED_TIMER
 from actors.timer_work import TimerWork, dead_letter_op
 from actors.turn import Turn
@@ -80,7 +80,7 @@ def durable(host: ObjectHost, turn: Turn, error: BaseException | None) -> None:
         host.partition.release_calls(turn)
         host.partition.timer_ended(work)
     elif turn.recorded and turn.intent_durable:
-        run_again(host, work, turn)
+        interruption.run_again(host, work, turn)
     else:
         host.partition.timer_ended(work, retry=True)
 
