@@ -16,6 +16,7 @@ from actors.durable_object import ClassInfo
 from actors.errors import InvalidOption, MainspringError, Overloaded
 from actors.messages import OK, REFUSED
 from actors.object_timers import redriven_name
+from actors.slot_table import INCOMING
 from actors.wire_errors import encode_error
 from actors.write_buffer import DirectoryRow
 from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, TABLES, Op
@@ -91,8 +92,17 @@ class Admin:
     def _list_objects(
         self, type_name: str, prefix: str | None, after: str | None, limit: int
     ) -> list[tuple[str, int | None]]:
-        rows = self._partition.store.list_objects(type_name, prefix or "", after, limit)
-        return [(key, due_ms) for _, key, due_ms in rows]
+        store, table = self._partition.store, self._partition.slot_table
+        found: list[tuple[str, int | None]] = []
+        while True:
+            rows = store.list_objects(type_name, prefix or "", after, limit)
+            for _, key, due_ms in rows:
+                # what is arriving is still listed where it comes from
+                if not table.moving or table.state(slot_of(type_name, key)) != INCOMING:
+                    found.append((key, due_ms))
+            if len(rows) < limit or len(found) >= limit:
+                return found[:limit]
+            after = rows[-1][1]
 
     def _delete_object(self, type_name: str, key: str) -> Any:
         """Remove an object whole. Its inbox rows and intents stay until they are released."""

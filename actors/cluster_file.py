@@ -73,6 +73,12 @@ class ClusterFile:
         os.replace(replace(self, ready=True)._write_draft(data_dir), data_dir / FILE_NAME)
         fsync_directory(data_dir)
 
+    def resize(self, data_dir: Path, partitions: int) -> None:
+        """Record durably how many partitions there are now."""
+        if self.partitions != partitions:
+            os.replace(replace(self, partitions=partitions)._write_draft(data_dir), data_dir / FILE_NAME)
+            fsync_directory(data_dir)
+
     def _write_draft(self, data_dir: Path) -> Path:
         descriptor, name = tempfile.mkstemp(prefix=f".{FILE_NAME}.", dir=data_dir)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from actors.channel import Endpoint
 from actors.cluster_file import ClusterFile
@@ -22,8 +23,10 @@ from actors.coordinator_store import (
 from actors.errors import DataMissing, PartitionStopped, WrongPartition
 from actors.logs import log_event, log_to_stderr
 from actors.opening import Opening
-from actors.ray_calls import remote_method
+from actors.ray_calls import RayCalls, ray_namespace, remote_method
 from actors.settings import Settings
+from actors.slot_moves import SlotMoves
+from actors.slot_table import as_ranges
 from drivers.files import FileLock
 
 __all__ = [
@@ -45,6 +48,7 @@ class CoordinatorConfig:
     cluster_id: str
     run_id: str
     settings: Settings
+    runtime: str = "default"
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,7 @@ class CoordinatorStatus:
 class Coordinator:
     """Belongs to one event loop. Everything it acknowledges is durable in its own file.
 
-    Not here yet: the sweep of leases (it would read `reported` and have Ray kill what is silent), and moves (they
-    would change the store's slots and its map version).
+    Not here yet: the sweep of leases (it would read `reported` and have Ray kill what is silent).
     """
 
     def __init__(self, config: CoordinatorConfig, store: CoordinatorStore, lock: FileLock) -> None:
@@ -99,6 +102,7 @@ class Coordinator:
         self._store = store
         self._lock = lock
         self._endpoints: dict[int, Endpoint] = {}
+        self.moves = SlotMoves(store, RayCalls(ray_namespace(config.runtime)))
         self._wanted: dict[str, asyncio.Event] = {}
 
     @classmethod
@@ -124,10 +128,13 @@ class Coordinator:
         except BaseException:
             lock.release()
             raise
-        return cls(config, store, lock)
+        coordinator = cls(config, store, lock)
+        coordinator.moves.start()
+        return coordinator
 
     def close(self) -> None:
         """Close the file and give up the lock; idempotent."""
+        self.moves.stop()
         self._store.close()
         self._lock.release()
 
@@ -145,9 +152,28 @@ class Coordinator:
             partitions=tuple(record.partition for record in self._store.partitions()),
         )
 
-    def slot_map(self) -> SlotMap:
-        """Which partition owns each slot."""
+    async def slot_map(self, newer_than: int = 0, wait_ms: int = 0) -> SlotMap:
+        """Which partition owns each slot. Waits up to `wait_ms` for a map that is newer than the given one."""
+        if wait_ms:
+            await self.moves.wait_for_map(newer_than, wait_ms)
         return self._store.slot_map()
+
+    def add_partition(self, partition: int) -> None:
+        """Make room for a partition, which has no slots at first."""
+        self._store.add_partition(partition)
+        self._record_size()
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget a partition that has been emptied and stopped. Raises `MoveRefused` while it owns slots."""
+        self._store.remove_partition(partition)
+        self._endpoints.pop(partition, None)
+        self._record_size()
+
+    def _record_size(self) -> None:
+        data_dir = Path(self._config.data_dir)
+        cluster = ClusterFile.read(data_dir)
+        if cluster is not None:
+            cluster.resize(data_dir, len(self._store.partitions()))
 
     def status(self) -> CoordinatorStatus:
         """Everything known of the partitions."""
@@ -209,8 +235,10 @@ class Coordinator:
         self._store.raise_partition(partition, epoch, commit_seq)
         self._store.place_partition(partition, epoch, endpoint.node, self._config.data_dir)
         self._endpoints[partition] = endpoint
-        expected = self._store.slot_map().slots_of(partition)
-        if list(slots) != expected:
+        owners = self._store.slot_map().owners()
+        expected = as_ranges(slot for slot, owner in enumerate(owners) if owner == partition)
+        moving = any(partition in (move.source, move.target) for move in self._store.moves.all())
+        if list(slots) != expected and not moving:
             log_event(
                 logging.ERROR,
                 "slots_differ",
@@ -220,6 +248,10 @@ class Coordinator:
                 expected=expected,
             )
         return verdict
+
+    def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
+        """A partition that has just opened found slots of these moves in its file. See `SlotMoves.settle`."""
+        self.moves.settle(partition, moves)
 
     def report(self, partition: int, epoch: int, commit_seq: int) -> Verdict:
         """A partition lives, and this is its last durable commit."""
@@ -265,9 +297,34 @@ class CoordinatorActor:
         return (await self._coordinator()).describe()
 
     @remote_method(max_task_retries=-1)
-    async def slot_map(self) -> SlotMap:
+    async def slot_map(self, newer_than: int = 0, wait_ms: int = 0) -> SlotMap:
         """See `Coordinator.slot_map`."""
-        return (await self._coordinator()).slot_map()
+        return await (await self._coordinator()).slot_map(newer_than, wait_ms)
+
+    async def add_partition(self, partition: int) -> None:
+        """See `Coordinator.add_partition`."""
+        (await self._coordinator()).add_partition(partition)
+
+    async def remove_partition(self, partition: int) -> None:
+        """See `Coordinator.remove_partition`."""
+        (await self._coordinator()).remove_partition(partition)
+
+    async def spread(self, partitions: Sequence[int]) -> None:
+        """See `SlotMoves.spread`."""
+        (await self._coordinator()).moves.spread(partitions)
+
+    async def move_slots(self, slots: Sequence[int], target: int) -> None:
+        """See `SlotMoves.move`."""
+        await (await self._coordinator()).moves.move(slots, target)
+
+    @remote_method(max_task_retries=-1)
+    async def move_progress(self) -> dict[str, Any]:
+        """See `SlotMoves.progress`."""
+        return (await self._coordinator()).moves.progress()
+
+    async def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
+        """See `Coordinator.settle_moves`."""
+        (await self._coordinator()).settle_moves(partition, moves)
 
     async def status(self) -> CoordinatorStatus:
         """See `Coordinator.status`."""

@@ -74,6 +74,7 @@ __all__ = [
     "ReservedName",
     "RowConflict",
     "RuntimeNotStarted",
+    "ScaleTimeout",
     "SchemaTooNew",
     "SerialTurnsNeeded",
     "SinkFailed",
@@ -217,6 +218,10 @@ class ObjectReset(MainspringError):
 
 class MoveRefused(MainspringError):
     """A step of a slot's move can't be done now. The move is called off or begun again; nothing is lost by it."""
+
+
+class ScaleTimeout(MainspringError):
+    """The number of partitions was not changed in the time given. What was begun goes on."""
 
 
 class PartitionStopped(MainspringError):

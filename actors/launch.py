@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,14 @@ __all__ = [
     "Launch",
     "Placement",
     "choose_placement",
+    "find_partitions",
     "find_runtime",
     "find_runtimes",
     "find_wheels",
     "start_actors",
+    "start_partitions",
     "stop_actors",
+    "stop_partition",
 ]
 
 #: Node label that says which disk a node has: partitions go back to where their files are.
@@ -111,7 +114,7 @@ def start_actors(
     name serves another directory, and `RuntimeNotStarted` when Ray can't start an actor.
     """
     is_new = not _exists(calls, COORDINATOR)
-    config = CoordinatorConfig(str(data_dir), cluster.cluster_id, uuid.uuid4().hex, settings)
+    config = CoordinatorConfig(str(data_dir), cluster.cluster_id, uuid.uuid4().hex, settings, runtime)
     started: list[str] = []
     try:
         started.append(COORDINATOR)
@@ -127,7 +130,7 @@ def start_actors(
         is_new = description.run_id == config.run_id  # else another process was first
         if description.settings.release_wheel:
             started.append(_start_wheel(calls, description, placement))
-        started.extend(_start_partitions(calls, runtime, description, transport, placement))
+        started.extend(start_partitions(calls, runtime, description, transport, placement, description.partitions))
         for partition in description.partitions:
             _ask(calls, partition_actor(partition), "endpoint", wait_s)
     except BaseException:
@@ -145,11 +148,17 @@ def _start_wheel(calls: RayCalls, description: RuntimeDescription, placement: Pl
     return name
 
 
-def _start_partitions(
-    calls: RayCalls, runtime: str, description: RuntimeDescription, transport: Transport, placement: Placement
+def start_partitions(
+    calls: RayCalls,
+    runtime: str,
+    description: RuntimeDescription,
+    transport: Transport,
+    placement: Placement,
+    partitions: Sequence[int],
 ) -> list[str]:
+    """Create the actors of these partitions that do not run yet; the names of all of them. Does not wait for them."""
     remote = {"concurrency_groups": CONCURRENCY_GROUPS}
-    for partition in description.partitions:
+    for partition in partitions:
         config = PartitionActorConfig(
             runtime=runtime,
             data_dir=description.data_dir,
@@ -164,7 +173,17 @@ def _start_partitions(
         )
         options = {"num_cpus": placement.num_cpus, **placement.options()}
         _create(calls, PartitionActor, partition_actor(partition), config, remote=remote, **options)
-    return [partition_actor(partition) for partition in description.partitions]
+    return [partition_actor(partition) for partition in partitions]
+
+
+def stop_partition(calls: RayCalls, partition: int) -> None:
+    """End one partition, cleanly where that works. Idempotent."""
+    name = partition_actor(partition)
+    try:
+        calls.call(name, "stop", timeout_s=_STOP_TIMEOUT_S)
+    except ActorUnreachable as error:
+        log_event(logging.WARNING, "stop_unclean", f"{name} did not stop cleanly: {error}", actor=name)
+    _kill(calls, [name])
 
 
 def find_runtime(calls: RayCalls, runtime: str) -> RuntimeDescription:
@@ -177,6 +196,14 @@ def find_runtime(calls: RayCalls, runtime: str) -> RuntimeDescription:
             f"no runtime named {runtime!r} answers in this Ray (running: {others}): {error}"
         ) from error
     return description
+
+
+def find_partitions(calls: RayCalls) -> list[int]:
+    """The partitions that have actors, whatever the coordinator says."""
+    prefix = partition_actor(0)[:-4]
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in actors if each["namespace"] == calls.namespace]
+    return sorted(int(name[len(prefix) :]) for name in names if name.startswith(prefix))
 
 
 def find_runtimes() -> list[str]:

@@ -52,7 +52,7 @@ from drivers.executor import Executor
 from drivers.group_commit import GroupCommitter
 from drivers.native import Driver, OpenedStore
 from drivers.store import Counters, Store
-from drivers.tables import Key, Op
+from drivers.tables import OBJECTS, TABLES, Key, Op
 from drivers.ticker import Ticker
 from drivers.timer_store import CommittingTimerStore
 from drivers.write_set import WriteSet
@@ -225,6 +225,19 @@ class Partition:
     @property
     def counters(self) -> Counters:
         return self.store.counters
+
+    @property
+    def moves(self) -> dict[str, tuple[str, int]]:
+        """Moves of slots that have not come to their end here; see `SlotTable.moves`."""
+        return self.slot_table.moves()
+
+    def leftovers(self) -> str:
+        """What is here although the partition may own no slot any more, for people; empty when it can be ended."""
+        left = [f"{len(self.slot_table.owned)} slots"] if self.slot_table.owned else []
+        left += ["moves that have not ended"] if self.moves else []
+        kept = (spec.name for spec in TABLES.values() if spec.per_object or spec.name == OBJECTS)
+        left += [f"rows of {name}" for name in kept if self.store.scan(name, limit=1)]
+        return ", ".join(left)
 
     def runs_slot(self, slot: int) -> bool:
         """Whether this partition runs the objects of the slot."""

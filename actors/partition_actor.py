@@ -94,6 +94,9 @@ class RayCoordinator:
         verdict: Verdict = await self._ask("report", partition, epoch, commit_seq)
         return verdict
 
+    async def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
+        await self._ask("settle_moves", partition, moves)
+
     async def class_definition(self, type_name: str) -> ClassDefinition | None:
         definition: ClassDefinition | None = await self._ask("class_definition", type_name, _CLASS_WAIT_MS)
         return definition
@@ -197,6 +200,57 @@ class PartitionActor:
     async def status(self) -> dict[str, Any]:
         """Plain facts about the partition."""
         return await self._on_host(PartitionHost.status)
+
+    @remote_method(concurrency_group="control")
+    async def leftovers(self) -> str:
+        """See `Partition.leftovers`."""
+        return await self._on_host(PartitionHost.leftovers)
+
+    @remote_method(concurrency_group="control")
+    async def send_slots(self, move_id: str, slots: list[int], target: int, patience_ms: int, cut_short: bool) -> int:
+        """See `Departures.send`."""
+
+        async def send(host: PartitionHost) -> int:
+            departures = await host.departures()
+            return await departures.send(move_id, slots, target, patience_ms=patience_ms, cut_short=cut_short)
+
+        return await self._on_host(send)
+
+    @remote_method(concurrency_group="control")
+    async def call_off_move(self, move_id: str) -> None:
+        """See `Departures.call_off`."""
+
+        async def call_off(host: PartitionHost) -> None:
+            await (await host.departures()).call_off(move_id)
+
+        await self._on_host(call_off)
+
+    @remote_method(concurrency_group="control")
+    async def complete_move(self, move_id: str) -> None:
+        """See `Departures.complete`."""
+
+        async def complete(host: PartitionHost) -> None:
+            await (await host.departures()).complete(move_id)
+
+        await self._on_host(complete)
+
+    @remote_method(concurrency_group="control")
+    async def own_slots(self, move_id: str, version: int) -> None:
+        """See `Arrivals.own`."""
+
+        async def own(host: PartitionHost) -> None:
+            await (await host.arrivals()).own(move_id, version)
+
+        await self._on_host(own)
+
+    @remote_method(concurrency_group="control")
+    async def discard_slots(self, move_id: str) -> None:
+        """See `Arrivals.discard`."""
+
+        async def discard(host: PartitionHost) -> None:
+            await (await host.arrivals()).discard(move_id)
+
+        await self._on_host(discard)
 
     @remote_method(concurrency_group="control")
     async def stop(self) -> None:

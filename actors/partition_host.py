@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.arrival import Arrivals
 from actors.channel import Channel, ChannelHandler, Endpoint
 from actors.coordinator import OpeningFacts, Verdict
 from actors.coordinator_store import ClassDefinition, SlotMap
+from actors.departure import Departures
 from actors.errors import DataMissing, DataRolledBack, Fenced, PartitionStopped
 from actors.link_server import LinkServer
 from actors.logs import log_event
@@ -45,6 +47,8 @@ class CoordinatorPort(Protocol):
 
     async def report(self, partition: int, epoch: int, commit_seq: int) -> Verdict: ...
 
+    async def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None: ...
+
     async def class_definition(self, type_name: str) -> ClassDefinition | None: ...
 
 
@@ -62,6 +66,16 @@ class HostedPartition(Protocol):
 
     @property
     def exited(self) -> asyncio.Future[Any]: ...
+
+    @property
+    def moves(self) -> dict[str, tuple[str, int]]:
+        """Moves of slots that have not come to their end here."""
+        ...
+
+    def leftovers(self) -> str: ...
+
+    departures: Departures
+    arrivals: Arrivals
 
     def accept(self, channel: Channel) -> ChannelHandler: ...
 
@@ -136,6 +150,18 @@ class PartitionHost:
     async def endpoint(self) -> Endpoint:
         """Where the partition serves, once it does. Raises why it can't, or `PartitionStopped`."""
         return (await self._serving()).endpoint
+
+    async def leftovers(self) -> str:
+        """See `Partition.leftovers`. Raises like `endpoint`."""
+        return (await self._serving()).partition.leftovers()
+
+    async def departures(self) -> Departures:
+        """The side of moves that gives slots away. Raises like `endpoint`."""
+        return (await self._serving()).partition.departures
+
+    async def arrivals(self) -> Arrivals:
+        """The side of moves that takes slots in. Raises like `endpoint`."""
+        return (await self._serving()).partition.arrivals
 
     async def status(self) -> dict[str, Any]:
         """The partition's own status and its connections. Raises like `endpoint`."""
@@ -253,9 +279,12 @@ class PartitionHost:
 
     async def _announce(self, serving: _Serving) -> Verdict:
         partition = serving.partition
-        return await self._coordinator.announce(
+        verdict = await self._coordinator.announce(
             self._config.partition, partition.epoch, serving.endpoint, self._safe_seq(partition), partition.slots
         )
+        if verdict is Verdict.ACCEPTED and partition.moves:
+            await self._coordinator.settle_moves(self._config.partition, partition.moves)
+        return verdict
 
     async def _report(self, serving: _Serving) -> Verdict:
         partition = serving.partition

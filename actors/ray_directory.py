@@ -26,6 +26,9 @@ Transport = Literal["auto", "link", "ray"]
 _RESOLVE_TIMEOUT_S = 15.0
 #: How long to wait for a newer slot map before going on with the one that is known.
 _MAP_TIMEOUT_S = 5.0
+#: How long the coordinator may wait for a newer map before it answers with the one there is: whoever was answered Stale
+#: in the middle of a move learns of the new owner at once.
+_MAP_WAIT_MS = 1_000
 
 
 class RayDirectory:
@@ -75,7 +78,8 @@ class RayDirectory:
         if self._slot_map.version > seen_version:
             return
         try:
-            self.take_map(await self._calls.call_async(COORDINATOR, "slot_map", timeout_s=_MAP_TIMEOUT_S))
+            wait = (self._slot_map.version, _MAP_WAIT_MS)
+            self.take_map(await self._calls.call_async(COORDINATOR, "slot_map", *wait, timeout_s=_MAP_TIMEOUT_S))
         except ActorUnreachable as error:
             log_event(logging.INFO, "slot_map_stale", f"Going on with slot map {self.map_version}: {error}")
 

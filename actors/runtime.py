@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import cloudpickle
 import ray
 
-from actors.address import ClassRef
+from actors.address import SLOTS, ClassRef
 from actors.client import Client
 from actors.cluster_file import LOCAL_CLUSTER, OWN_ENTRIES, ClusterFile
 from actors.coordinator import RuntimeDescription
@@ -29,12 +29,21 @@ from actors.dead_letters import DeadLetters
 from actors.durable_object import DurableObject, class_info
 from actors.errors import InvalidOption, RuntimeNotStarted, WrongPartition
 from actors.io_loop import ClientPool, IoLoop, ensure_no_loop
-from actors.launch import choose_placement, find_runtime, find_runtimes, find_wheels, start_actors, stop_actors
+from actors.launch import (
+    choose_placement,
+    find_partitions,
+    find_runtime,
+    find_runtimes,
+    find_wheels,
+    start_actors,
+    stop_actors,
+)
 from actors.local_ray import Connection, connect_ray_cluster, ensure_ray
 from actors.logs import tell
-from actors.namespace import Namespace, runtime_registry
+from actors.namespace import Namespace, Stub, runtime_registry
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor, ray_namespace
 from actors.ray_directory import RayDirectory, Transport
+from actors.scaling import ScaleProgress, Scaling
 from actors.settings import Settings
 from drivers.files import FileLock, check_filesystem
 
@@ -45,6 +54,8 @@ T = TypeVar("T")
 #: Partitions of a new cluster: about one per core of a small machine; idle ones cost 45 MiB each.
 DEFAULT_PARTITIONS = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+#: How long a change of the number of partitions may take before `scale` stops waiting for it.
+SCALE_TIMEOUT_S = 600.0
 #: How long registering a class waits for the coordinator.
 _REGISTER_TIMEOUT_S = 5.0
 #: How long deleting data waits for processes that have been killed to be gone.
@@ -207,19 +218,65 @@ class Runtime(DeadLetters):
             "release_wheels": self._ask_wheels(),
         }
 
+    def scale(
+        self,
+        partitions: int,
+        *,
+        timeout_s: float = SCALE_TIMEOUT_S,
+        num_cpus: float = 0,
+        progress: Callable[[ScaleProgress], None] | None = None,
+    ) -> None:
+        """Have so many partitions from now on, more or fewer; blocks until every slot is where it belongs.
+
+        Everything goes on meanwhile: calls of slots that move wait some milliseconds, and nobody sees an error. New
+        partitions reserve `num_cpus` in Ray. `progress` is told now and then how far it is. Raises `InvalidOption`,
+        and `ScaleTimeout` after `timeout_s`: what was begun then goes on, and the same call waits for it again.
+        """
+        self._check_open()
+        ensure_no_loop("Runtime.scale()")
+        scaling = Scaling(
+            self._calls, self.name, self._transport, timeout_s=timeout_s, num_cpus=num_cpus, progress=progress
+        )
+        self._description = replace(self._description, partitions=scaling.to(partitions))
+
+    async def ascale(self, partitions: int, **options: Any) -> None:
+        """`scale` for async code."""
+        await asyncio.to_thread(self.scale, partitions, **options)
+
+    def move(self, where: Stub | int, partition: int, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
+        """Move one slot, given by its number or by an object in it, to a partition; blocks until it is there.
+
+        The next `scale` may move it elsewhere. Raises `InvalidOption`, `WrongPartition` for one that does not exist,
+        and `ActorUnreachable` when it was not done in time.
+        """
+        self._check_open()
+        ensure_no_loop("Runtime.move()")
+        slot = where if isinstance(where, int) else where.id.slot
+        if not 0 <= slot < SLOTS:
+            raise InvalidOption(f"slot = {slot}: slots are 0 to {SLOTS - 1}")
+        self._calls.call(COORDINATOR, "move_slots", [slot], partition, timeout_s=timeout_s)
+
     def partition_pids(self) -> dict[int, int]:
         """The process that serves each partition right now; a partition that does not answer is left out."""
         self._check_open()
         return {number: status["pid"] for number, status in self._ask_partitions().items() if "pid" in status}
 
     def _ask_partitions(self) -> dict[int, Any]:
-        return {number: self._ask(partition_actor(number)) for number in self._description.partitions}
+        return {number: self._ask(partition_actor(number)) for number in self._partitions()}
 
     def _ask_wheels(self) -> dict[str, Any]:
         try:
             return {name: self._ask(name) for name in find_wheels(self._calls)}
         except Exception as error:  # as in `_ask`: Ray itself may be what is not well
             return {"error": f"{type(error).__name__}: {error}"}
+
+    def _partitions(self) -> tuple[int, ...]:
+        """The partitions there are now: another process may have changed their number."""
+        try:
+            description = self._calls.call(COORDINATOR, "describe", timeout_s=_REGISTER_TIMEOUT_S)
+        except ActorUnreachable:
+            return self._description.partitions
+        return tuple(description.partitions)
 
     def _ask(self, actor: str) -> Any:
         try:
@@ -256,7 +313,8 @@ class Runtime(DeadLetters):
         Ends the local Ray that `start` started. Idempotent. Raises `SyncCallInLoop` on a loop's thread.
         """
         if self._close_clients("Runtime.stop()") and ray.is_initialized():
-            stop_actors(RayCalls(self._calls.namespace), self._description.partitions)
+            calls = RayCalls(self._calls.namespace)
+            stop_actors(calls, sorted({*self._description.partitions, *find_partitions(calls)}))
         if self._connection is not Connection.FOUND:
             _leave_ray()
 
@@ -365,7 +423,7 @@ def _find_cluster(directory: Path, partitions: int | None) -> ClusterFile | None
     if partitions is not None and partitions != cluster.partitions:
         raise InvalidOption(
             f"{directory} has {cluster.partitions} partitions, not {partitions}. Leave `partitions` out to take what "
-            "is there; changing the number will be `runtime.scale()`, which is not available yet."
+            "is there; `runtime.scale()` changes the number."
         )
     return cluster
 

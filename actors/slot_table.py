@@ -56,9 +56,9 @@ class SlotTable:
         """The slots of a move that are in this state."""
         return sorted(slot for slot, found in self._states.items() if found[0] == state and found[2] == move_id)
 
-    def moves(self) -> dict[str, str]:
-        """The moves that have not come to their end here, with the state of their slots."""
-        return {found[2]: found[0] for found in self._states.values() if found[2] is not None}
+    def moves(self) -> dict[str, tuple[str, int]]:
+        """The moves that have not come to their end here: the state of their slots, and one of them."""
+        return {found[2]: (found[0], slot) for slot, found in self._states.items() if found[2] is not None}
 
     def ranges(self) -> list[tuple[int, int]]:
         """The owned slots as inclusive ranges."""

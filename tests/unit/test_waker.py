@@ -225,7 +225,7 @@ async def test_without_a_thread_the_alarm_is_left_and_it_is_said_once(caplog: py
 def test_a_loop_that_is_closed_is_not_woken() -> None:
     async def make() -> ProcessWaker:
         waker = ProcessWaker()
-        waker.arm(time.time_ns() // MS + 5, lambda: None)
+        waker.arm(time.time_ns() // MS + 1_000, lambda: None)
         return waker
 
     waker = asyncio.run(make())

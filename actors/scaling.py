@@ -1,0 +1,130 @@
+"""Changing the number of partitions while everything goes on: new actors first, then the slots, then the old actors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from actors.address import SLOTS
+from actors.errors import InvalidOption, ScaleTimeout
+from actors.launch import choose_placement, start_partitions, stop_partition
+from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
+from actors.ray_directory import Transport
+
+__all__ = ["ScaleProgress", "Scaling"]
+
+#: How often the coordinator is asked how far it is.
+_POLL_S = 0.2
+_ASK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class ScaleProgress:
+    """How far a change of the number of partitions is. `put_off` counts moves that are tried again."""
+
+    slots_wanted: int
+    slots_moved: int
+    put_off: int
+    bytes_sent: int
+    last_error: str
+
+
+class Scaling:
+    """One change of a runtime's partitions. Every step may be repeated: a change that was cut short goes on when it is
+    asked for again."""
+
+    def __init__(
+        self,
+        calls: RayCalls,
+        runtime: str,
+        transport: Transport,
+        *,
+        timeout_s: float,
+        num_cpus: float = 0,
+        progress: Callable[[ScaleProgress], None] | None = None,
+    ) -> None:
+        self._calls = calls
+        self._runtime = runtime
+        self._transport = transport
+        self._num_cpus = num_cpus
+        self._progress = progress
+        self._deadline = time.monotonic() + timeout_s
+
+    def to(self, partitions: int) -> tuple[int, ...]:
+        """Have so many partitions; the numbers of those there are then. Raises `InvalidOption`, `ScaleTimeout`."""
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= SLOTS:
+            raise InvalidOption(f"partitions = {partitions!r}: a runtime has 1 to {SLOTS} partitions")
+        present = set(self._ask("describe").partitions)
+        goal = sorted(present)[:partitions]
+        goal += [number for number in range(SLOTS) if number not in present][: partitions - len(goal)]
+        for number in sorted(set(goal) - present):
+            self._ask("add_partition", number)
+        self._start(goal)
+        self._spread(goal)
+        for number in sorted(present - set(goal), reverse=True):
+            self._end(number)
+        return tuple(sorted(goal))
+
+    def _start(self, goal: list[int]) -> None:
+        """Have an actor for each partition of the goal, also where an earlier change ended before it had made one."""
+        description = self._ask("describe")
+        placement = choose_placement(self._num_cpus)
+        start_partitions(self._calls, self._runtime, description, self._transport, placement, goal)
+        for number in goal:
+            self._insist(lambda n=number: self._calls.call(partition_actor(n), "endpoint", timeout_s=self._left_s()))  # type: ignore[misc]
+
+    def _spread(self, goal: list[int]) -> None:
+        self._ask("spread", goal)
+        while True:
+            told: dict[str, Any] = self._ask("move_progress")
+            self._report(told)
+            if told["goal"] == sorted(goal) and not told["running"] and told["error"] is None:
+                return
+            if not told["running"]:  # a coordinator that was restarted meanwhile, or one that met an error
+                self._ask("spread", goal)
+            self._pause(str(told["last_error"]))
+
+    def _end(self, number: int) -> None:
+        """Stop a partition that owns nothing any more, once what its objects still had to deliver has gone out."""
+        while True:
+            try:
+                left = self._calls.call(partition_actor(number), "leftovers", timeout_s=_ASK_TIMEOUT_S)
+            except ActorUnreachable as error:
+                self._pause(str(error))
+                continue
+            if not left:
+                break
+            self._pause(f"partition {number} still has {left}")
+        stop_partition(self._calls, number)
+        self._ask("remove_partition", number)
+
+    # --- waiting ------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        return self._insist(lambda: self._calls.call(COORDINATOR, method, *args, timeout_s=_ASK_TIMEOUT_S))
+
+    def _insist(self, step: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return step()
+            except ActorUnreachable as error:
+                self._pause(str(error))
+
+    def _left_s(self) -> float:
+        return max(0.1, self._deadline - time.monotonic())
+
+    def _pause(self, why: str) -> None:
+        if time.monotonic() >= self._deadline:
+            raise ScaleTimeout(
+                f"the partitions of runtime {self._runtime!r} were not changed in time ({why or 'slots still move'}). "
+                "What was begun goes on; ask for the same number again to wait for it."
+            )
+        time.sleep(_POLL_S)
+
+    def _report(self, told: dict[str, Any]) -> None:
+        if self._progress is not None:
+            self._progress(
+                ScaleProgress(told["wanted"], told["moved"], told["put_off"], told["bytes_sent"], told["last_error"])
+            )

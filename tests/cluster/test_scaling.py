@@ -1,0 +1,155 @@
+"""Partitions come and go under load: no caller sees an error, nothing is lost, nothing happens twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors.errors import InvalidOption, WrongPartition
+from actors.namespace import Stub
+from actors.ray_calls import COORDINATOR
+from actors.runtime import Runtime
+from actors.scaling import ScaleProgress
+from tests.cluster.apps import Bell, Ledger
+from tests.support.killing import kill_9, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(150)]
+
+KEYS = [f"scaled-{number}" for number in range(100)]
+
+
+@pytest.fixture
+def runtime(local_ray: None, tmp_path: Path) -> Iterator[Runtime]:
+    with Runtime.start(tmp_path / "data", 2, name="scaled") as started:
+        yield started
+
+
+class Load:
+    """Callers that keep in mind what was acknowledged, and how long the longest pause of a key was."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.ledgers = runtime.namespace(Ledger)
+        self.acknowledged: dict[str, list[str]] = {key: [] for key in KEYS}
+        self.longest_s = 0.0
+        self.going = True
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._caller(key) for key in KEYS))
+
+    async def _caller(self, key: str) -> None:
+        number = 0
+        while self.going:
+            token = f"{key}/{number}"
+            began = time.perf_counter()
+            await self.ledgers.get(key).apply(token)
+            self.longest_s = max(self.longest_s, time.perf_counter() - began)
+            self.acknowledged[key].append(token)
+            number += 1
+            await asyncio.sleep(0.01)
+
+    async def check(self) -> None:
+        """Each acknowledged call was applied once, and nothing else was."""
+        for key, tokens in self.acknowledged.items():
+            assert await self.ledgers.get(key).applied() == dict.fromkeys(tokens, 1)
+
+
+def slot_counts(runtime: Runtime) -> list[int]:
+    """How many slots each partition owns, by the coordinator's own file."""
+    slot_map = runtime._calls.call(COORDINATOR, "slot_map", timeout_s=10)
+    counts = Counter(slot_map.owners())
+    return [counts[number] for number in sorted(counts)]
+
+
+async def test_scaling_up_and_down_under_load_shows_no_error(runtime: Runtime) -> None:
+    load = Load(runtime)
+    bells = runtime.namespace(Bell)
+    due = {f"t{number}": int(time.time() * 1_000) + 2_000 + 100 * number for number in range(50)}
+    for key in KEYS[:20]:
+        await bells.get(key).arm(due)
+    running = asyncio.ensure_future(load.run())
+    await asyncio.sleep(0.5)
+    for partitions in (4, 3):
+        await runtime.ascale(partitions)
+    load.going = False
+    await running
+    await load.check()
+    counts = await asyncio.to_thread(slot_counts, runtime)
+    assert (len(counts), max(counts) - min(counts)) == (3, 1)
+    assert set((await asyncio.to_thread(runtime.status))["partitions"]) == {0, 1, 2}
+    for key in KEYS[:20]:
+        fires = await until_fired(bells.get(key), len(due))
+        assert sorted(fire[0] for fire in fires) == sorted(due)
+        for name, due_ms, fired_ms, *_ in fires:
+            assert due_ms == due[name], "the due time is what it was, to the millisecond"
+            assert fired_ms >= due_ms
+    print(f"longest pause of a key: {load.longest_s * 1_000:.0f} ms")
+
+
+async def until_fired(bell: Stub, count: int) -> list[tuple[str, int, int, int, int, int]]:
+    deadline = time.monotonic() + 60
+    while len(fires := await bell.fires()) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    return list(fires)
+
+
+@pytest.mark.parametrize("victim", ["source", "target", "coordinator"])
+async def test_a_process_that_dies_while_slots_move_costs_nothing_but_time(runtime: Runtime, victim: str) -> None:
+    load = Load(runtime)
+    running = asyncio.ensure_future(load.run())
+    await asyncio.sleep(0.3)
+    killed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def progress(told: ScaleProgress) -> None:
+        if told.slots_moved and not killed.is_set():
+            loop.call_soon_threadsafe(killed.set)
+
+    scaling = asyncio.ensure_future(runtime.ascale(3, progress=progress))
+    await killed.wait()
+    await asyncio.to_thread(kill, runtime, victim)
+    await scaling
+    load.going = False
+    await running
+    await load.check()
+    counts = await asyncio.to_thread(slot_counts, runtime)
+    assert (len(counts), max(counts) - min(counts)) == (3, 1)
+
+
+def kill(runtime: Runtime, victim: str) -> None:
+    if victim == "coordinator":
+        ray.kill(runtime._calls.handle(COORDINATOR), no_restart=False)
+        return
+    number = {"source": 0, "target": 2}[victim]
+    kill_9(wait_for(lambda: runtime.partition_pids().get(number, 0), f"partition {number}"))
+
+
+async def test_a_slot_can_be_moved_on_its_own(runtime: Runtime) -> None:
+    stub = runtime.namespace(Ledger).get("one")
+    await stub.apply("a")
+    for partition in (1, 0, 1):
+        await asyncio.to_thread(runtime.move, stub, partition)
+        await stub.apply(f"on {partition}")
+        slot_map = await asyncio.to_thread(runtime._calls.call, COORDINATOR, "slot_map", timeout_s=10)
+        assert slot_map.owners()[stub.id.slot] == partition
+    assert await stub.total() == 4
+    with pytest.raises(WrongPartition):
+        await asyncio.to_thread(runtime.move, stub, 7)
+
+
+def test_a_runtime_that_was_scaled_starts_again_with_what_it_has(local_ray: None, tmp_path: Path) -> None:
+    with Runtime.start(tmp_path / "data", 1, name="scaled-again") as runtime:
+        for key in KEYS[:10]:
+            runtime.namespace(Ledger).get(key).apply.sync("x")
+        runtime.scale(2)
+    with pytest.raises(InvalidOption, match="2 partitions"):
+        Runtime.start(tmp_path / "data", 1, name="scaled-again")
+    with Runtime.start(tmp_path / "data", name="scaled-again") as runtime:
+        assert len(runtime.status()["partitions"]) == 2
+        assert [runtime.namespace(Ledger).get(key).total.sync() for key in KEYS[:10]] == [1] * 10
