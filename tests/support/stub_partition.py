@@ -35,6 +35,9 @@ class StubPartition:
         self.epoch = epoch
         self.commit_seq = commit_seq
         self.slots = [(0, 2047)]
+        self.moves: dict[str, tuple[str, int]] = {}
+        self.departures: Any = None
+        self.arrivals: Any = None
         self.exited: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.stopped = False
 
@@ -43,6 +46,9 @@ class StubPartition:
 
     def status(self) -> dict[str, Any]:
         return {"objects": 0}
+
+    def leftovers(self) -> str:
+        return ""
 
     async def stop(self) -> None:
         self.stopped = True

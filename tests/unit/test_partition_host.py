@@ -69,6 +69,10 @@ class FakeCoordinator:
         self.told.put_nowait(("report", epoch, commit_seq))
         return self.verdict
 
+    async def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
+        self._answer("settle_moves")
+        self.told.put_nowait(("settle_moves", partition, moves))
+
     async def class_definition(self, type_name: str) -> ClassDefinition | None:
         return None
 
@@ -290,3 +294,17 @@ async def test_stopping_while_it_can_not_open_yet_works(tmp_path: Path) -> None:
             await bench.host.endpoint()
         await bench.host.stop()
     assert bench.partitions == []
+
+
+async def test_moves_that_have_not_ended_are_told_with_each_announcement(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as bench:
+        told = bench.coordinator.told
+        await told.get()
+        bench.partitions[0].moves = {"m1": ("frozen", 7)}
+        bench.coordinator.up = False
+        while await told.get() != ("unanswered",):
+            pass
+        bench.coordinator.up = True
+        while await told.get() != ("settle_moves", 0, {"m1": ("frozen", 7)}):
+            pass
+        assert bench.coordinator.log[-2:] == ["announce", "settle_moves"]
