@@ -169,8 +169,8 @@ class LocalRuntime(DeadLetters):
 
     def _open_moves(self, cluster: ClusterFile | None) -> LocalMoves:
         if cluster is None:
-            return LocalMoves(_CLUSTER_ID, self.partition_count, self._find, None)
-        moves = LocalMoves(_CLUSTER_ID, cluster.partitions, self._find, Path(str(self._data_dir)))
+            return LocalMoves(LOCAL_CLUSTER, self.partition_count, self._find, None)
+        moves = LocalMoves(LOCAL_CLUSTER, cluster.partitions, self._find, Path(str(self._data_dir)))
         known = len(moves.partitions)
         if known != self.partition_count:
             moves.close()
