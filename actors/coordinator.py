@@ -23,7 +23,9 @@ from actors.coordinator_store import (
 from actors.errors import DataMissing, PartitionStopped, WrongPartition
 from actors.logs import log_event, log_to_stderr
 from actors.opening import Opening
-from actors.ray_calls import RayCalls, ray_namespace, remote_method
+from actors.partition_leases import PartitionLeases
+from actors.process_id import ProcessId
+from actors.ray_calls import RayCalls, partition_actor, ray_namespace, remote_method
 from actors.settings import Settings
 from actors.slot_moves import SlotMoves
 from actors.slot_table import as_ranges
@@ -94,7 +96,7 @@ class CoordinatorStatus:
 class Coordinator:
     """Belongs to one event loop. Everything it acknowledges is durable in its own file.
 
-    Not here yet: the sweep of leases (it would read `reported` and have Ray kill what is silent).
+    It keeps the slot map and carries moves out (`moves`), and has processes that went silent ended (`leases`).
     """
 
     def __init__(self, config: CoordinatorConfig, store: CoordinatorStore, lock: FileLock) -> None:
@@ -102,7 +104,9 @@ class Coordinator:
         self._store = store
         self._lock = lock
         self._endpoints: dict[int, Endpoint] = {}
-        self.moves = SlotMoves(store, RayCalls(ray_namespace(config.runtime)))
+        self._calls = RayCalls(ray_namespace(config.runtime))
+        self.moves = SlotMoves(store, self._calls)
+        self.leases = PartitionLeases(config.settings.partition_lease_ms, self._end_partition)
         self._wanted: dict[str, asyncio.Event] = {}
 
     @classmethod
@@ -130,11 +134,14 @@ class Coordinator:
             raise
         coordinator = cls(config, store, lock)
         coordinator.moves.start()
+        coordinator.leases.expect(record.partition for record in store.partitions())
+        coordinator.leases.start()
         return coordinator
 
     def close(self) -> None:
         """Close the file and give up the lock; idempotent."""
         self.moves.stop()
+        self.leases.stop()
         self._store.close()
         self._lock.release()
 
@@ -161,12 +168,14 @@ class Coordinator:
     def add_partition(self, partition: int) -> None:
         """Make room for a partition, which has no slots at first."""
         self._store.add_partition(partition)
+        self.leases.expect((partition,))
         self._record_size()
 
     def remove_partition(self, partition: int) -> None:
         """Forget a partition that has been emptied and stopped. Raises `MoveRefused` while it owns slots."""
         self._store.remove_partition(partition)
         self._endpoints.pop(partition, None)
+        self.leases.forget(partition)
         self._record_size()
 
     def _record_size(self) -> None:
@@ -249,6 +258,16 @@ class Coordinator:
             )
         return verdict
 
+    def renew(self, partition: int, process: ProcessId) -> None:
+        """The partition's process runs. Raises `WrongPartition`."""
+        self._store.partition(partition)
+        self.leases.renew(partition, process)
+
+    async def _end_partition(self, partition: int, process: ProcessId | None) -> None:
+        # A stopped process obeys nothing but this signal; Ray's own way asks the process itself.
+        if process is None or not process.kill():
+            await self._calls.kill_async(partition_actor(partition))
+
     def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
         """A partition that has just opened found slots of these moves in its file. See `SlotMoves.settle`."""
         self.moves.settle(partition, moves)
@@ -321,6 +340,10 @@ class CoordinatorActor:
     async def move_progress(self) -> dict[str, Any]:
         """See `SlotMoves.progress`."""
         return (await self._coordinator()).moves.progress()
+
+    async def renew(self, partition: int, process: ProcessId) -> None:
+        """See `Coordinator.renew`."""
+        (await self._coordinator()).renew(partition, process)
 
     async def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
         """See `Coordinator.settle_moves`."""

@@ -24,6 +24,8 @@ from actors.logs import log_event, log_to_stderr
 from actors.namespace import runtime_registry
 from actors.node import node_identity
 from actors.partition_host import HostConfig, HostedPartition, OpenOrder, PartitionHost
+from actors.partition_leases import LeaseRenewal
+from actors.process_id import ProcessId
 from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace, remote_method
 from actors.ray_directory import RayDirectory, Transport
 from actors.ray_transport import Answer
@@ -153,6 +155,19 @@ class PartitionActor:
         self._thread.start()
         self._started = self._thread.post(self._start())
         self._started.add_done_callback(self._start_ended)
+        self._lease = self._keep_lease()
+
+    def _keep_lease(self) -> LeaseRenewal:
+        config = self._config
+        calls = RayCalls(ray_namespace(config.runtime))
+        process = ProcessId.own()
+
+        def renew() -> None:
+            calls.call(COORDINATOR, "renew", config.partition, process, timeout_s=_COORDINATOR_TIMEOUT_S)
+
+        renewal = LeaseRenewal(f"partition-{config.partition}", config.settings.partition_renew_ms, renew)
+        renewal.start()
+        return renewal
 
     async def _start(self) -> PartitionHost:
         config = self._config
@@ -255,6 +270,7 @@ class PartitionActor:
     @remote_method(concurrency_group="control")
     async def stop(self) -> None:
         """Stop cleanly; the actor stays and answers `PartitionStopped`."""
+        self._lease.stop()
         await self._on_host(PartitionHost.stop)
 
     @remote_method(concurrency_group="transport")

@@ -101,6 +101,13 @@ class RayCalls:
         loop = asyncio.get_running_loop()
         return self._handles.get(actor) or await loop.run_in_executor(self._executor(), self.handle, actor)
 
+    async def kill_async(self, actor: str) -> None:
+        """End the actor's process; Ray starts it again. Raises `ActorUnreachable`."""
+        handle = await self.handle_async(actor)
+        loop = asyncio.get_running_loop()
+        with self._translated(actor, "kill"):
+            await loop.run_in_executor(self._executor(), lambda: ray.kill(handle, no_restart=False))
+
     def close(self) -> None:
         """Let go of the threads; calls that wait still get their answer."""
         with self._lock:

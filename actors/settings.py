@@ -80,6 +80,10 @@ class Settings(BaseModel):
     # --- process
     loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
     loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")
+    partition_lease_ms: int = Field(
+        30_000, ge=100, description="A partition whose process has been silent for this long is killed and restarted."
+    )
+    partition_renew_ms: int = Field(10_000, ge=10, description="How often a partition says that its process runs.")
     lock_wait_ms: int = Field(10_000, ge=0, description="How long opening waits for a partition's lock.")
     busy_timeout_ms: int = Field(30_000, ge=0, description="SQLite busy timeout of the writer.")
 
