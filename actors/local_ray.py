@@ -95,9 +95,10 @@ def _system_config() -> dict[str, Any]:
 
 
 def _join(address: str, options: Mapping[str, Any]) -> None:
-    if address != "auto":
-        host, port = _host_and_port(address)
-        _check_listens(address, host, port)
+    if address == "auto":
+        address = _running_address()
+    host, port = _host_and_port(address)
+    _check_listens(address, host, port)
     try:
         with _loopback(_is_loopback(address)):
             ray.init(
@@ -127,14 +128,35 @@ def _check_listens(address: str, host: str, port: int) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    if address == "auto":
-        address = os.environ.get(_ADDRESS_VARIABLE) or _last_started() or ""
-    return address.split("://")[-1].startswith(_LOOPBACK)
+    return address.startswith(_LOOPBACK)
 
 
-def _last_started() -> str | None:
-    found: str | None = ray._private.utils.read_ray_address()
-    return found
+def _running_address() -> str:
+    """The Ray that "auto" means: RAY_ADDRESS, else the one that `ray start` began, else the only one that runs here.
+
+    Ray itself would take any one of several, also one that has just ended, and then look for it for minutes.
+    """
+    named = os.environ.get(_ADDRESS_VARIABLE) or ray._private.utils.read_ray_address()
+    if named:
+        return str(named)
+    running = [address for address in sorted(ray._private.services.find_gcs_addresses()) if _listens(address)]
+    if not running:
+        raise RuntimeNotStarted("no Ray runs on this machine; name one by its address if it runs elsewhere")
+    if len(running) > 1:
+        raise RuntimeNotStarted(
+            f"several Rays run on this machine ({', '.join(running)}): say which one by its address "
+            "(`address=`, on the command line `--address`)"
+        )
+    return str(running[0])
+
+
+def _listens(address: str) -> bool:
+    try:
+        host, port = _host_and_port(address)
+        _check_listens(address, host, port)
+    except (InvalidOption, RuntimeNotStarted):
+        return False
+    return True
 
 
 @contextmanager

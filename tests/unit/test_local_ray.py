@@ -15,6 +15,9 @@ from actors.errors import InvalidOption, RuntimeNotStarted
 from actors.launch import DISK_LABEL, choose_placement
 from actors.local_ray import Connection, connect_ray_cluster, ensure_ray, import_paths
 
+#: Where a Ray has been.
+GONE_PORT = 9
+
 
 class FakeRay:
     """Records how Ray is started or joined."""
@@ -26,10 +29,17 @@ class FakeRay:
         self.loopback: list[bool] = []
         self.constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
         self.last_started: str | None = None
+        self.running: set[str] = set()
         self._private = SimpleNamespace(
-            ray_constants=self.constants, utils=SimpleNamespace(read_ray_address=lambda: self.last_started)
+            ray_constants=self.constants,
+            utils=SimpleNamespace(read_ray_address=lambda: self.last_started),
+            services=SimpleNamespace(find_gcs_addresses=lambda: self.running),
         )
         self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+
+    def check_listens(self, address: str, host: str, port: int) -> None:
+        if port == GONE_PORT:
+            raise RuntimeNotStarted(f"nobody listens at {address}")
 
     def is_initialized(self) -> bool:
         return self.initialised
@@ -46,7 +56,7 @@ class FakeRay:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(local_ray, "ray", fake)
-    monkeypatch.setattr(local_ray, "_check_listens", lambda *where: None)
+    monkeypatch.setattr(local_ray, "_check_listens", fake.check_listens)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_worker_niceness", raising=False)
     return fake
@@ -79,27 +89,43 @@ def test_workers_are_not_niced_unless_somebody_said_so(fake: FakeRay, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("address", "last_started", "loopback"),
+    ("address", "last_started", "joined", "loopback"),
     [
-        ("127.0.0.1:6379", None, True),
-        ("10.0.0.1:6379", "127.0.0.1:1", False),
-        ("auto", "127.0.0.1:6379", True),
-        ("auto", "10.0.0.1:6379", False),
-        ("auto", None, False),
+        ("127.0.0.1:6379", None, "127.0.0.1:6379", True),
+        ("10.0.0.1:6379", "127.0.0.1:1", "10.0.0.1:6379", False),
+        ("auto", "127.0.0.1:6379", "127.0.0.1:6379", True),
+        ("auto", "10.0.0.1:6379", "10.0.0.1:6379", False),
     ],
 )
 def test_a_ray_on_loopback_is_joined_on_loopback(
-    fake: FakeRay, address: str, last_started: str | None, loopback: bool
+    fake: FakeRay, address: str, last_started: str | None, joined: str, loopback: bool
 ) -> None:
     fake.last_started = last_started
     assert ensure_ray(address) is Connection.JOINED
-    assert fake.inits[0]["address"] == address
+    assert fake.inits[0]["address"] == joined
     assert fake.loopback == [loopback]
 
 
-def test_connecting_without_an_address_looks_for_a_running_ray(fake: FakeRay) -> None:
+def test_connecting_without_an_address_finds_the_one_ray_that_runs_and_not_one_that_has_ended(fake: FakeRay) -> None:
+    fake.running = {"127.0.0.1:6379", f"192.0.2.2:{GONE_PORT}"}
     assert connect_ray_cluster(None) is Connection.JOINED
-    assert fake.inits[0]["address"] == "auto"
+    assert fake.inits[0]["address"] == "127.0.0.1:6379"
+    assert fake.loopback == [True]
+
+
+def test_the_environment_names_the_ray_that_auto_means(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.running = {"127.0.0.1:6379"}
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    connect_ray_cluster(None)
+    assert fake.inits[0]["address"] == "10.0.0.1:6379"
+
+
+def test_no_ray_or_several_are_an_error_that_says_what_to_do(fake: FakeRay) -> None:
+    with pytest.raises(RuntimeNotStarted, match="no Ray runs"):
+        connect_ray_cluster(None)
+    fake.running = {"127.0.0.1:6379", "127.0.0.1:6380"}
+    with pytest.raises(RuntimeNotStarted, match="--address"):
+        connect_ray_cluster(None)
 
 
 def test_an_address_where_nobody_is_says_so(fake: FakeRay) -> None:
