@@ -37,6 +37,7 @@ from actors.inside_runtime import InsideRuntime
 from actors.intent_runner import IntentRunner
 from actors.logs import log_event
 from actors.messages import Admin as AdminMessage
+from actors.metrics import PartitionMetrics, Snapshot
 from actors.object_host import ObjectHost
 from actors.partition_connection import PartitionConnection
 from actors.recovery import Recovery, read_intents, recover
@@ -102,6 +103,7 @@ class Partition:
         self.host_idle = asyncio.Event()
         self.admission = Admission(self)
         self.slot_table = SlotTable(self.store)
+        self.metrics = PartitionMetrics()
         self.inbox = Inbox()
         self.inbox.load(self.store, self.clock.wall_ms())
         self.claims = Claims()
@@ -116,6 +118,7 @@ class Partition:
             max_group_rows=self.settings.max_group_rows,
             slice_rows=self.settings.slice_rows,
             wal_truncate_bytes=self.settings.wal_truncate_bytes,
+            on_commit=self.metrics.committed,
         )
         self.committer.start()
         self.classes = ClassTable(self.store, self.persist, config.fetch_class)
@@ -280,6 +283,7 @@ class Partition:
 
     def status(self) -> dict[str, Any]:
         """What the partition is doing, as plain data."""
+        next_due_ms = self.store.next_due_ms()
         return {
             "partition": self.config.partition,
             "epoch": self.epoch,
@@ -298,13 +302,19 @@ class Partition:
             "activations": self.activations,
             "resets": self.resets,
             "timer_turns": self.dispatcher.in_flight,
-            "next_due_ms": self.store.next_due_ms(),
+            "next_due_ms": next_due_ms,
+            "oldest_due_ms": 0 if next_due_ms is None else max(0, self.clock.wall_ms() - next_due_ms),
             "alarm": self._ticker.alarm.status(),
             "inbox": len(self.inbox),
             "connections": len(self._connections),
             "careful": self.careful.active,
+            **self.metrics.summary(),
             **self.deliveries.status(),
         }
+
+    def snapshot(self) -> Snapshot:
+        """Status and observations, for metrics."""
+        return Snapshot(self.status(), self.metrics.take_recent())
 
     # --- connections ------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
+import ray.util.metrics
 import uvloop
 
 from actors.channel import Endpoint
@@ -21,6 +22,7 @@ from actors.coordinator import OpeningFacts, Verdict
 from actors.coordinator_store import ClassDefinition, SlotMap
 from actors.errors import CommitOutcomeUnknown, Fenced, PartitionStopped
 from actors.logs import log_event, log_to_stderr
+from actors.metrics import MetricsExporter, RayMetrics, Snapshot
 from actors.namespace import runtime_registry
 from actors.node import node_identity
 from actors.partition_host import HostConfig, HostedPartition, OpenOrder, PartitionHost
@@ -48,6 +50,8 @@ EXIT_FENCED = 83
 EXIT_OUTCOME_UNKNOWN = 84
 EXIT_OTHER = 85
 _EXIT_CODES: dict[type[BaseException], int] = {Fenced: EXIT_FENCED, CommitOutcomeUnknown: EXIT_OUTCOME_UNKNOWN}
+#: How long the partition's loop may take to tell its numbers.
+_LOOK_TIMEOUT_S = 5.0
 #: How long the coordinator may take to answer before a partition goes on without it.
 _COORDINATOR_TIMEOUT_S = 3.0
 #: How long to wait for the address of a release wheel that starts; meanwhile the partition wakes itself.
@@ -156,6 +160,7 @@ class PartitionActor:
         self._started = self._thread.post(self._start())
         self._started.add_done_callback(self._start_ended)
         self._lease = self._keep_lease()
+        self._metrics = self._export_metrics()
 
     def _keep_lease(self) -> LeaseRenewal:
         config = self._config
@@ -168,6 +173,20 @@ class PartitionActor:
         renewal = LeaseRenewal(f"partition-{config.partition}", config.settings.partition_renew_ms, renew)
         renewal.start()
         return renewal
+
+    def _export_metrics(self) -> MetricsExporter:
+        config = self._config
+
+        def look() -> Snapshot:
+            host = self._started.result(_LOOK_TIMEOUT_S)
+            return self._thread.post(host.snapshot()).result(_LOOK_TIMEOUT_S)
+
+        metrics = RayMetrics(ray.util.metrics, config.runtime, config.partition)
+        exporter = MetricsExporter(
+            f"partition-{config.partition}", config.settings.metrics_interval_ms, look, metrics.publish
+        )
+        exporter.start()
+        return exporter
 
     async def _start(self) -> PartitionHost:
         config = self._config
@@ -271,6 +290,7 @@ class PartitionActor:
     async def stop(self) -> None:
         """Stop cleanly; the actor stays and answers `PartitionStopped`."""
         self._lease.stop()
+        self._metrics.stop()
         await self._on_host(PartitionHost.stop)
 
     @remote_method(concurrency_group="transport")

@@ -18,6 +18,7 @@ from actors.departure import Departures
 from actors.errors import DataMissing, DataRolledBack, Fenced, PartitionStopped
 from actors.link_server import LinkServer
 from actors.logs import log_event
+from actors.metrics import Snapshot
 from actors.opening import RETRY_S, Opening
 from actors.ray_calls import ActorUnreachable
 from actors.ray_transport_server import RayTransportServer
@@ -73,6 +74,8 @@ class HostedPartition(Protocol):
         ...
 
     def leftovers(self) -> str: ...
+
+    def snapshot(self) -> Snapshot: ...
 
     departures: Departures
     arrivals: Arrivals
@@ -150,6 +153,10 @@ class PartitionHost:
     async def endpoint(self) -> Endpoint:
         """Where the partition serves, once it does. Raises why it can't, or `PartitionStopped`."""
         return (await self._serving()).endpoint
+
+    async def snapshot(self) -> Snapshot:
+        """See `Partition.snapshot`. Raises like `endpoint`."""
+        return (await self._serving()).partition.snapshot()
 
     async def leftovers(self) -> str:
         """See `Partition.leftovers`. Raises like `endpoint`."""

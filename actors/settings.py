@@ -80,6 +80,7 @@ class Settings(BaseModel):
     # --- process
     loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
     loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")
+    metrics_interval_ms: int = Field(5_000, ge=100, description="How often partitions hand their numbers to Ray.")
     partition_lease_ms: int = Field(
         30_000, ge=100, description="A partition whose process has been silent for this long is killed and restarted."
     )

@@ -39,6 +39,7 @@ def begin(host: ObjectHost, work: TimerWork) -> bool:
     work.begin(now_ms, host.partition.settings.misfire_all_limit)
     assert work.step is not None
     if work.step.run:
+        host.partition.metrics.timer_started(row.due_ms, now_ms)
         return True
     buffer = WriteBuffer()
     buffer.top.timers[work.row.name] = work.following()

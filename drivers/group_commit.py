@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -41,6 +42,10 @@ class Rider(Protocol):
 Unit = WriteSet | BatchUnit
 
 
+def _unobserved(units: int, took_ns: int) -> None:
+    return None
+
+
 class GroupCommitter:
     """The one writer of a partition.
 
@@ -61,7 +66,10 @@ class GroupCommitter:
         max_group_rows: int = 2_000,
         slice_rows: int = 500,
         wal_truncate_bytes: int = 64 * 1024 * 1024,
+        on_commit: Callable[[int, int], None] = _unobserved,
     ) -> None:
+        self._on_commit = on_commit
+        self._began_ns = 0
         self._store = store
         self._executor = executor
         self._wall_ms = wall_ms
@@ -126,6 +134,7 @@ class GroupCommitter:
     def _wake(self) -> None:
         if not self._busy and self._dead is None:
             self._busy = True
+            self._began_ns = time.monotonic_ns()
             # the next loop turn: everything that ends in this one shares the group
             self._soon(self._gather)
 
@@ -261,6 +270,7 @@ class GroupCommitter:
     def _landed(self, begin_error: BaseException | None) -> None:
         group = self._take_group()
         self.commits += 1
+        self._on_commit(len(group), time.monotonic_ns() - self._began_ns)
         for rider in self.riders:
             rider.landed(self._store.commit_seq, self._wall_ms())
         for unit in group:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from actors.channel import Channel
+from actors.metrics import Snapshot
 
 
 class EchoHandler:
@@ -46,6 +47,9 @@ class StubPartition:
 
     def status(self) -> dict[str, Any]:
         return {"objects": 0}
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.status(), {})
 
     def leftovers(self) -> str:
         return ""

@@ -1,0 +1,176 @@
+"""What a partition measures, and how it reaches Ray's metrics (and from there Prometheus)."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from actors.errors import MainspringError
+from actors.logs import log_event
+from timers.lateness import LatenessRecorder
+
+__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "MetricsExporter", "PartitionMetrics", "RayMetrics", "Snapshot"]
+
+#: Observations kept between two exports; more than that in a few seconds are a sample of themselves.
+_KEPT: Final = 10_000
+_NS_PER_MS: Final = 1e6
+
+#: Numbers of a partition's status that only grow -> what they count.
+COUNTERS: Final[dict[str, str]] = {
+    "calls": "Calls that were taken, repeats not counted.",
+    "repeats": "Calls that came again after a lost connection.",
+    "turns": "Turns that were started.",
+    "commits": "Transactions.",
+    "write_sets": "Write sets that are durable.",
+    "fires": "Timers whose turn is durable.",
+    "retries": "Timers that will be tried again after their handler failed.",
+    "dead_letters": "Timers whose tries were used up.",
+    "activations": "Objects brought into memory.",
+    "resets": "Objects that went back to their last durable state.",
+}
+#: Numbers of a partition's status that go up and down.
+GAUGES: Final[dict[str, str]] = {
+    "active_objects": "Objects in memory.",
+    "held_calls": "Calls from outside that have not been answered.",
+    "timer_turns": "Timer turns queued or running.",
+    "inbox": "Outcomes kept for repeats.",
+    "slots": "Slots that the partition owns.",
+    "oldest_due_ms": "How long the oldest due timer has been waiting, in milliseconds.",
+    "epoch": "Epoch of the partition's owner.",
+}
+#: Observations -> upper bounds of their buckets.
+HISTOGRAMS: Final[dict[str, tuple[float, ...]]] = {
+    "lateness_ms": (0.5, 1, 2, 5, 10, 25, 50, 100, 250, 1_000, 10_000, 60_000),
+    "commit_ms": (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 250, 1_000),
+    "commit_units": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096),
+}
+_WHAT: Final = {
+    "lateness_ms": "How late timers were started, in milliseconds.",
+    "commit_ms": "How long a transaction took from its first row to being durable, in milliseconds.",
+    "commit_units": "Write sets of one transaction.",
+}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A partition's status, and what was observed since the last one."""
+
+    status: Mapping[str, Any]
+    observed: Mapping[str, Sequence[float]]
+
+
+@dataclass
+class PartitionMetrics:
+    """Observations of one partition. Belongs to its loop."""
+
+    lateness: LatenessRecorder = field(default_factory=LatenessRecorder)
+    commits: LatenessRecorder = field(default_factory=LatenessRecorder)
+    _recent: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=_KEPT) for name in HISTOGRAMS})
+
+    def timer_started(self, due_ms: int, now_ms: int) -> None:
+        """A timer's turn begins."""
+        late_ms = max(0, now_ms - due_ms)
+        self.lateness.record(late_ms * 1_000_000)
+        self._recent["lateness_ms"].append(late_ms)
+
+    def committed(self, units: int, took_ns: int) -> None:
+        """A transaction is durable."""
+        self.commits.record(took_ns)
+        self._recent["commit_ms"].append(took_ns / _NS_PER_MS)
+        self._recent["commit_units"].append(units)
+
+    def take_recent(self) -> dict[str, list[float]]:
+        """What was observed since this was asked the last time."""
+        taken = {name: list(values) for name, values in self._recent.items()}
+        for values in self._recent.values():
+            values.clear()
+        return taken
+
+    def summary(self) -> dict[str, float]:
+        """Percentiles since the partition opened, in milliseconds."""
+        found: dict[str, float] = {}
+        for name, recorder in (("lateness", self.lateness), ("commit", self.commits)):
+            summary = recorder.summary()
+            for share in ("p50", "p95", "p99"):
+                found[f"{name}_{share}_ms"] = round(getattr(summary, f"{share}_ns") / _NS_PER_MS, 3)
+        return found
+
+
+class MetricsModule(Protocol):
+    """What is used of `ray.util.metrics`."""
+
+    Counter: Any
+    Gauge: Any
+    Histogram: Any
+
+
+class RayMetrics:
+    """A partition's numbers as metrics of Ray, tagged with runtime and partition."""
+
+    def __init__(self, module: MetricsModule, runtime: str, partition: int) -> None:
+        self._tags = {"runtime": runtime, "partition": str(partition)}
+        keys = tuple(self._tags)
+        self._counters = {
+            name: module.Counter(f"mainspring_{name}", description=what, tag_keys=keys)
+            for name, what in COUNTERS.items()
+        }
+        self._gauges = {
+            name: module.Gauge(f"mainspring_{name}", description=what, tag_keys=keys) for name, what in GAUGES.items()
+        }
+        self._histograms = {
+            name: module.Histogram(
+                f"mainspring_{name}", description=_WHAT[name], boundaries=list(bounds), tag_keys=keys
+            )
+            for name, bounds in HISTOGRAMS.items()
+        }
+        self._counted: dict[str, float] = {}
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Hand the numbers to Ray."""
+        for name, counter in self._counters.items():
+            value = float(snapshot.status.get(name, 0))
+            grown = value - self._counted.get(name, 0.0)
+            if grown > 0:
+                counter.inc(grown, tags=self._tags)
+            self._counted[name] = value
+        for name, gauge in self._gauges.items():
+            gauge.set(float(snapshot.status.get(name) or 0), tags=self._tags)
+        for name, histogram in self._histograms.items():
+            for observed in snapshot.observed.get(name, ()):
+                histogram.observe(observed, tags=self._tags)
+
+
+class MetricsExporter:
+    """Publishes from a thread of its own: Ray's metrics may block, the partition's loop may not."""
+
+    def __init__(
+        self, name: str, interval_ms: int, look: Callable[[], Snapshot], publish: Callable[[Snapshot], None]
+    ) -> None:
+        """`look` raises a `MainspringError` while there is nothing to be seen."""
+        self._interval_s = interval_ms / 1_000
+        self._look = look
+        self._publish = publish
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"mainspring-metrics-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to publish."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more; does not wait."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            try:
+                self._publish(self._look())
+            except (MainspringError, concurrent.futures.TimeoutError):
+                continue  # the partition is opening, has stopped, or is busy: there is nothing new to say
+            except Exception as error:  # numbers that can't be published must not end their publishing
+                log_event(logging.WARNING, "metrics_failed", f"metrics were not published: {error!r}", error=error)
