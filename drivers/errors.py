@@ -12,6 +12,7 @@ __all__ = [
     "Fenced",
     "PartitionBusy",
     "SchemaTooNew",
+    "SnapshotRefused",
     "StoreClosed",
     "UnsupportedFilesystem",
     "WriteSetRejected",
@@ -69,3 +70,7 @@ class WriteSetRejected(CommitFailed):
 
 class WriteSetTooLarge(MainspringError):
     """One turn wrote more operations or bytes than a commit may carry; nothing of it was applied."""
+
+
+class SnapshotRefused(MainspringError):
+    """A copy was not made, because something is at its place already."""

@@ -66,3 +66,46 @@ async def test_a_narrow_table_cuts_nothing_off(tmp_path: Path) -> None:
 def test_what_actors_answer_is_shown_as_json() -> None:
     shown = json.loads(json.dumps({"c": ClassDefinition("T", "m", "T", None)}, default=_plain))
     assert shown["c"]["type_name"] == "T"
+
+
+async def test_a_snapshot_of_data_at_rest_is_a_runtime_of_its_own(tmp_path: Path) -> None:
+    data, copy, again = tmp_path / "data", tmp_path / "copy", tmp_path / "again"
+    async with LocalRuntime(data_dir=data, partitions=2) as runtime:
+        for key in ("a", "b", "c"):
+            await runtime.namespace(Failing).get(key).set()
+        busy = CliRunner().invoke(app, ["snapshot", str(data), str(copy)])
+        assert busy.exit_code == 1
+        assert "PartitionBusy" in busy.output
+        assert not copy.exists()
+    run("snapshot", str(data), str(copy))
+    run("restore", str(copy), str(again))
+    refused = CliRunner().invoke(app, ["restore", str(copy), str(again)])
+    assert "SnapshotRefused" in refused.output
+    for directory in (data, again):
+        assert [row["key"] for row in rows("objects", str(directory))] == ["a", "b", "c"]
+        assert [row["integrity"] for row in rows("verify", str(directory))] == ["ok", "ok"]
+    async with LocalRuntime(data_dir=again, partitions=2) as runtime:
+        await runtime.advance(days=2)
+        assert {letter.key for letter in await runtime.dead_letters()} == {"a", "b", "c"}
+
+
+async def test_a_snapshot_that_was_cut_short_is_none(tmp_path: Path) -> None:
+    async with LocalRuntime(data_dir=tmp_path / "data") as runtime:
+        await runtime.namespace(Failing).get("a").set()
+    run("snapshot", str(tmp_path / "data"), str(tmp_path / "copy"))
+    (tmp_path / "copy" / "cluster.json").unlink()
+    result = CliRunner().invoke(app, ["restore", str(tmp_path / "copy"), str(tmp_path / "again")])
+    assert result.exit_code == 1
+    assert "DataMissing" in result.output
+
+
+async def test_a_query_reads_every_partition_and_can_not_write(tmp_path: Path) -> None:
+    async with LocalRuntime(data_dir=tmp_path, partitions=2) as runtime:
+        for key in ("a", "b", "c"):
+            await runtime.namespace(Failing).get(key).set()
+    found = rows("sql", str(tmp_path), "SELECT count(*) AS objects FROM objects")
+    assert sum(row["objects"] for row in found) == 3
+    refused = CliRunner().invoke(app, ["sql", str(tmp_path), "DELETE FROM objects"])
+    assert refused.exit_code == 1
+    assert "readonly" in refused.output
+    assert len(rows("objects", str(tmp_path))) == 3

@@ -1,0 +1,64 @@
+"""What all commands of the `mainspring` command share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from actors.errors import MainspringError
+
+if TYPE_CHECKING:
+    from actors.runtime import Runtime
+
+__all__ = ["AsJson", "ClusterAddress", "DataDir", "Limit", "RuntimeName", "connected", "explained", "show"]
+
+console = Console()
+errors = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataDir = Annotated[Path, typer.Argument(help="The data directory of a runtime.", exists=True, file_okay=False)]
+RuntimeName = Annotated[str, typer.Option("--name", help="Name of the runtime.")]
+ClusterAddress = Annotated[
+    str | None, typer.Option("--address", help="Ray cluster, host:port; default: this machine's.")
+]
+Limit = Annotated[int, typer.Option(help="Rows to show at most.", min=1, max=10_000)]
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Our own errors are for the user: their message, without a traceback, and exit status 1."""
+    try:
+        yield
+    except MainspringError as error:
+        errors.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False)
+        raise typer.Exit(1) from error
+
+
+def show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, default=str))
+        return
+    table = Table(title=title)
+    for column in rows[0] if rows else ():
+        table.add_column(column, overflow="fold")  # a cut date says nothing
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    console.print(table if rows else f"{title}: none")
+
+
+@contextmanager
+def connected(name: str, address: str | None) -> Iterator[Runtime]:
+    from actors.runtime import Runtime
+
+    runtime = Runtime.connect(name, address=address or "auto")
+    try:
+        yield runtime
+    finally:
+        runtime.close()
