@@ -18,6 +18,7 @@ from actors.runtime import Runtime
 from actors.scaling import ScaleProgress
 from tests.cluster.apps import Bell, Ledger
 from tests.support.killing import kill_9, wait_for
+from tests.support.ledger_load import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(150)]
 
@@ -30,35 +31,6 @@ def runtime(local_ray: None, tmp_path: Path) -> Iterator[Runtime]:
         yield started
 
 
-class Load:
-    """Callers that keep in mind what was acknowledged, and how long the longest pause of a key was."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.ledgers = runtime.namespace(Ledger)
-        self.acknowledged: dict[str, list[str]] = {key: [] for key in KEYS}
-        self.longest_s = 0.0
-        self.going = True
-
-    async def run(self) -> None:
-        await asyncio.gather(*(self._caller(key) for key in KEYS))
-
-    async def _caller(self, key: str) -> None:
-        number = 0
-        while self.going:
-            token = f"{key}/{number}"
-            began = time.perf_counter()
-            await self.ledgers.get(key).apply(token)
-            self.longest_s = max(self.longest_s, time.perf_counter() - began)
-            self.acknowledged[key].append(token)
-            number += 1
-            await asyncio.sleep(0.01)
-
-    async def check(self) -> None:
-        """Each acknowledged call was applied once, and nothing else was."""
-        for key, tokens in self.acknowledged.items():
-            assert await self.ledgers.get(key).applied() == dict.fromkeys(tokens, 1)
-
-
 def slot_counts(runtime: Runtime) -> list[int]:
     """How many slots each partition owns, by the coordinator's own file."""
     slot_map = runtime._calls.call(COORDINATOR, "slot_map", timeout_s=10)
@@ -67,17 +39,16 @@ def slot_counts(runtime: Runtime) -> list[int]:
 
 
 async def test_scaling_up_and_down_under_load_shows_no_error(runtime: Runtime) -> None:
-    load = Load(runtime)
+    load = Load(runtime, KEYS)
     bells = runtime.namespace(Bell)
     due = {f"t{number}": int(time.time() * 1_000) + 2_000 + 100 * number for number in range(50)}
     for key in KEYS[:20]:
         await bells.get(key).arm(due)
-    running = asyncio.ensure_future(load.run())
+    load.start()
     await asyncio.sleep(0.5)
     for partitions in (4, 3):
         await runtime.ascale(partitions)
-    load.going = False
-    await running
+    await load.stop()
     await load.check()
     counts = await asyncio.to_thread(slot_counts, runtime)
     assert (len(counts), max(counts) - min(counts)) == (3, 1)
@@ -101,8 +72,8 @@ async def until_fired(bell: Stub, count: int) -> list[tuple[str, int, int, int, 
 
 @pytest.mark.parametrize("victim", ["source", "target", "coordinator"])
 async def test_a_process_that_dies_while_slots_move_costs_nothing_but_time(runtime: Runtime, victim: str) -> None:
-    load = Load(runtime)
-    running = asyncio.ensure_future(load.run())
+    load = Load(runtime, KEYS)
+    load.start()
     await asyncio.sleep(0.3)
     killed = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -115,8 +86,7 @@ async def test_a_process_that_dies_while_slots_move_costs_nothing_but_time(runti
     await killed.wait()
     await asyncio.to_thread(kill, runtime, victim)
     await scaling
-    load.going = False
-    await running
+    await load.stop()
     await load.check()
     counts = await asyncio.to_thread(slot_counts, runtime)
     assert (len(counts), max(counts) - min(counts)) == (3, 1)
