@@ -69,6 +69,24 @@ def scale(
     typer.echo(f"runtime {name!r} has {partitions} partitions")
 
 
+def deploy(name: RuntimeName = "default", address: ClusterAddress = None) -> None:
+    """Start the partitions' processes again, one at a time, with the code as it is now."""
+    with explained(), connected(name, address) as runtime:
+        runtime.deploy()
+    typer.echo(f"runtime {name!r} runs the new code")
+
+
+def drain(
+    node: Annotated[str, typer.Argument(help="The node, as `status` names it.")],
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
+) -> None:
+    """Move every slot away from a node."""
+    with explained(), connected(name, address) as runtime:
+        runtime.drain(node)
+    typer.echo(f"no slot is on {node} any more")
+
+
 def move(
     partition: Annotated[int, typer.Argument(help="The partition that shall have it.")],
     slot: Annotated[int | None, typer.Option(help="The slot's number.")] = None,
@@ -117,5 +135,5 @@ def sql(
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (start, stop, scale, move, snapshot, restore, sql):
+    for command in (start, stop, scale, deploy, drain, move, snapshot, restore, sql):
         app.command()(command)

@@ -49,6 +49,7 @@ CONCURRENCY_GROUPS = {"control": 256, "transport": 4_096}
 EXIT_FENCED = 83
 EXIT_OUTCOME_UNKNOWN = 84
 EXIT_OTHER = 85
+EXIT_RESTART = 86
 _EXIT_CODES: dict[type[BaseException], int] = {Fenced: EXIT_FENCED, CommitOutcomeUnknown: EXIT_OUTCOME_UNKNOWN}
 #: How long the partition's loop may take to tell its numbers.
 _LOOK_TIMEOUT_S = 5.0
@@ -292,6 +293,25 @@ class PartitionActor:
         self._lease.stop()
         self._metrics.stop()
         await self._on_host(PartitionHost.stop)
+
+    @remote_method(concurrency_group="control")
+    async def restart(self, epoch: int) -> None:
+        """End this process cleanly and let Ray start the next one, unless another epoch serves already.
+
+        Returns at once. Running turns get their time to end; calls that come meanwhile go on in the next process.
+        """
+        try:
+            endpoint = await self._on_host(PartitionHost.endpoint)
+        except PartitionStopped:
+            return  # it was asked before
+        if endpoint.epoch == epoch:
+            self._metrics.stop()
+            self._thread.post(self._leave())
+
+    async def _leave(self) -> None:
+        await (await self._get_host()).stop()
+        sys.stderr.flush()
+        os._exit(EXIT_RESTART)
 
     @remote_method(concurrency_group="transport")
     async def submit(self, session: bytes, connection: int, seq: int, frames: list[bytes]) -> Answer:

@@ -243,6 +243,25 @@ class Runtime(DeadLetters):
         """`scale` for async code."""
         await asyncio.to_thread(self.scale, partitions, **options)
 
+    def drain(self, node: str, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
+        """Move every slot away from the partitions of a node (as `status` names it); blocks until that is done.
+
+        The partitions stay, empty, until the next `scale`. Raises `InvalidOption` and `ScaleTimeout`.
+        """
+        self._check_open()
+        ensure_no_loop("Runtime.drain()")
+        Scaling(self._calls, self.name, self._transport, timeout_s=timeout_s).away_from(node)
+
+    def deploy(self, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
+        """Start every partition's process again, one at a time, so that all of them import the code as it is now.
+
+        Turns that run get some seconds to end, calls wait and go on in the next process: nobody sees an error. Classes
+        of this process that are sent by value (of a notebook, say) need no deployment. Raises `ScaleTimeout`.
+        """
+        self._check_open()
+        ensure_no_loop("Runtime.deploy()")
+        Scaling(self._calls, self.name, self._transport, timeout_s=timeout_s).roll()
+
     def move(self, where: Stub | int, partition: int, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
         """Move one slot, given by its number or by an object in it, to a partition; blocks until it is there.
 

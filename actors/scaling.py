@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.address import SLOTS
-from actors.errors import InvalidOption, ScaleTimeout
+from actors.errors import InvalidOption, PartitionStopped, ScaleTimeout
 from actors.launch import choose_placement, start_partitions, stop_partition
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
 from actors.ray_directory import Transport
@@ -67,13 +67,47 @@ class Scaling:
             self._end(number)
         return tuple(sorted(goal))
 
+    def away_from(self, node: str) -> tuple[int, ...]:
+        """Move every slot away from the partitions of a node; the partitions that have them then.
+
+        Raises `InvalidOption` when no partition is elsewhere, or none there, and `ScaleTimeout`.
+        """
+        records = self._ask("status").partitions
+        goal = sorted(record.partition for record in records if record.node != node)
+        if not goal or len(goal) == len(records):
+            nodes = ", ".join(sorted({record.node for record in records}))
+            raise InvalidOption(f"slots can't leave node {node!r}: the partitions are on {nodes}")
+        self._spread(goal)
+        return tuple(goal)
+
+    def roll(self) -> None:
+        """Start every partition's process again, one after the other, each once the one before it serves again.
+
+        Raises `ScaleTimeout`.
+        """
+        for number in sorted(self._ask("describe").partitions):
+            epoch = self._epoch(number)
+            while self._epoch(number) == epoch:
+                self._insist(lambda n=number: self._call(n, "restart", epoch))  # type: ignore[misc]  # noqa: B023
+                self._pause(f"partition {number} comes to rest")
+
+    def _epoch(self, number: int) -> int:
+        """The epoch that the partition serves in. While it stops it has none: -1."""
+        try:
+            return int(self._insist(lambda: self._call(number, "endpoint")).epoch)
+        except PartitionStopped:
+            return -1
+
+    def _call(self, number: int, method: str, *args: Any) -> Any:
+        return self._calls.call(partition_actor(number), method, *args, timeout_s=self._left_s())
+
     def _start(self, goal: list[int]) -> None:
         """Have an actor for each partition of the goal, also where an earlier change ended before it had made one."""
         description = self._ask("describe")
         placement = choose_placement(self._num_cpus)
         start_partitions(self._calls, self._runtime, description, self._transport, placement, goal)
         for number in goal:
-            self._insist(lambda n=number: self._calls.call(partition_actor(n), "endpoint", timeout_s=self._left_s()))  # type: ignore[misc]
+            self._insist(lambda n=number: self._call(n, "endpoint"))  # type: ignore[misc]
 
     def _spread(self, goal: list[int]) -> None:
         self._ask("spread", goal)

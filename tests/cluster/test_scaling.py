@@ -123,3 +123,17 @@ def test_a_runtime_that_was_scaled_starts_again_with_what_it_has(local_ray: None
     with Runtime.start(tmp_path / "data", name="scaled-again") as runtime:
         assert len(runtime.status()["partitions"]) == 2
         assert [runtime.namespace(Ledger).get(key).total.sync() for key in KEYS[:10]] == [1] * 10
+
+
+async def test_new_code_is_rolled_out_under_load_without_an_error(runtime: Runtime) -> None:
+    load = Load(runtime, KEYS[:30])
+    load.start()
+    before = await asyncio.to_thread(runtime.partition_pids)
+    await asyncio.to_thread(runtime.deploy, timeout_s=90)
+    await load.stop()
+    after = await asyncio.to_thread(runtime.partition_pids)
+    assert before.keys() == after.keys()
+    assert not set(before.values()) & set(after.values()), "every process is a new one"
+    await load.check()
+    with pytest.raises(InvalidOption, match="can't leave"):
+        await asyncio.to_thread(runtime.drain, "elsewhere")
