@@ -14,13 +14,15 @@ from actors.codec import decode, encode
 from actors.dead_letters import DeadLetter
 from actors.durable_object import ClassInfo
 from actors.errors import InvalidOption, MainspringError, Overloaded
+from actors.message_outcomes import dead_message
 from actors.messages import OK, REFUSED
 from actors.object_timers import redriven_name
 from actors.slot_table import INCOMING
 from actors.wire_errors import encode_error
 from actors.write_buffer import DirectoryRow
-from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, TABLES, Op
+from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, OUTBOX, SLOT_NUMBERS, TABLES, Op
 from drivers.write_set import WriteSet
+from timers.registry import TimerKind
 from timers.schedule import TimerSpec
 
 if TYPE_CHECKING:
@@ -162,6 +164,8 @@ class Admin:
         if letter is None:
             return False
         type_name, key, kind, name, _due, _attempts, _crashes, _error, packed, _created = letter
+        if kind == TimerKind.OUTBOX_RELAY:
+            return self._send_again(number, type_name, key, packed)
         info = partition.classes.get(type_name)
         if not isinstance(info, ClassInfo):
             raise info if info is not None else Overloaded(f"class {type_name} is being loaded: try again")
@@ -171,6 +175,17 @@ class Admin:
         spec = TimerSpec.from_bytes(packed).once(partition.clock.wall_ms())
         write_set = host.put_timer(redriven_name(number, name), kind, spec, [(DEAD_LETTERS, (number,), None)])
         return _Durable(write_set, True)
+
+    def _send_again(self, number: int, type_name: str, key: str, packed: bytes) -> Any:
+        """A new message at the end of the order, also when its sender is gone."""
+        partition = self._partition
+        slot = slot_of(type_name, key)
+        taken = partition.numbers.take(slot)
+        row = dead_message(packed, slot, taken, type_name, key, partition.clock.wall_ms())
+        ops: list[Op] = [(SLOT_NUMBERS, (slot,), (taken,)), (OUTBOX, row.key(), row.values())]
+        answer = self._commit([*ops, (DEAD_LETTERS, (number,), None)], True)
+        answer.write_set.when_done(lambda error: None if error else partition.messages_left([row]))
+        return answer
 
     def _commit(self, ops: list[Op], value: Any) -> Any:
         write_set = WriteSet(ops)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from actors.address import ObjectId, check_key, slot_of
 from actors.durable_object import ClassInfo
-from actors.errors import CallDiverged, MainspringError, Overloaded, ReplyLost
-from actors.messages import PICKLED, RAISED, REFUSED, REPEAT, RESUMED, STALE, CallRow, outside_call_id
+from actors.errors import CallDiverged, InvalidOption, MainspringError, Overloaded, ReplyLost
+from actors.message_ids import read_mark, read_pair_question
+from actors.messages import PICKLED, RAISED, REFUSED, REPEAT, RESUMED, STALE, CallExtra, CallRow, outside_call_id
 from actors.partition_connection import ReplyTo
 from actors.wire_errors import encode_error
 from actors.work import MAY_PICKLE, REPLY_LOST, CallWork, Work, call_fingerprint, comparable_args
@@ -77,7 +78,7 @@ class Admission:
             return  # its caller has the reply, or will never ask: a frame that was late
         host = partition.find_host(type_name, key)
         slot = slot_of(type_name, key) if host is None else host.id.slot
-        if self._is_stale(connection, slot, flags, extra is not None and extra[2] is not None):
+        if self._is_stale(connection, slot, flags, _belongs_to_turn(extra)):
             target(STALE, b"")
             return
         refused = connection.refused_classes.get(type_name)
@@ -115,14 +116,14 @@ class Admission:
         else:
             target(status, reply)
 
-    def _is_stale(self, connection: PartitionConnection, slot: int, flags: int, is_nested: bool) -> bool:
+    def _is_stale(self, connection: PartitionConnection, slot: int, flags: int, of_turn: bool) -> bool:
         if slot in connection.stale_slots:
             if not flags & RESUMED:
                 return True
             connection.stale_slots.discard(slot)
         table = self._partition.slot_table
         # what has begun may need more calls to come to its end; nothing new begins in a slot that is leaving
-        if slot in table.owned and (is_nested or not (self._partition.draining or slot in table.leaving)):
+        if slot in table.owned and (of_turn or not (self._partition.draining or slot in table.leaving)):
             return False
         connection.stale_slots.add(slot)
         return True
@@ -148,7 +149,10 @@ class Admission:
             kept |= MAY_PICKLE
         work = CallWork(host, method, call_id, args, kept, deadline_ns)
         if extra is not None:
-            work.chain, work.caller = extra[1], caller
+            work.chain = extra[1]
+            work.made_by(caller)
+        if work.message is not None and method.is_shared:
+            raise InvalidOption(f"{work.title} only reads, and nobody gets a message's result: call it through a stub")
         work.is_repeat = flags & REPEAT != 0
         return work
 
@@ -158,6 +162,12 @@ class Admission:
         start = partial(work.host.enqueue, work)
         careful = self._partition.careful
         is_suspect = work.is_repeat and careful.unclean
+        if work.message is not None:
+            if careful.unclean or careful.active:
+                careful.admit_message(work, work.host.expect(start))
+            else:
+                start()
+            return
         if work.caller is not None:  # belongs to a turn that has been admitted already
             if is_suspect:
                 careful.suspect_inner(work, work.host.expect(start))
@@ -186,14 +196,25 @@ class Admission:
         return [self._is_unfinished(*caller) for caller in callers]
 
     def _is_unfinished(self, type_name: str, key: str, turn_id: bytes) -> bool:
-        if turn_id in self._running or not self._partition.runs_slot(slot_of(type_name, key)):
+        slot = slot_of(type_name, key)
+        if turn_id in self._running or not self._partition.runs_slot(slot):
             return True  # of a slot that is elsewhere nothing is known here
+        mark, pair = read_mark(turn_id), read_pair_question(turn_id)
+        if mark is not None:
+            return self._partition.relay.is_unfinished(slot, mark)
+        if pair is not None:
+            return self._partition.relay.anything_left(slot, pair)
         is_waiting = self._partition.deliveries.is_waiting(type_name, key, turn_id)
         if is_waiting is not None:
             return is_waiting
         intent = self._partition.store.get(INTENTS, (type_name, key))
         host = self._partition.find_host(type_name, key)
         return (intent is not None and intent[0] == turn_id) or (host is not None and host.busy)
+
+
+def _belongs_to_turn(extra: CallExtra | None) -> bool:
+    """Whether a turn waits for the call; nobody waits for a message."""
+    return extra is not None and extra[2] is not None and read_mark(extra[2][2]) is None
 
 
 def _diverged(type_name: str, method: str) -> CallDiverged:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from actors.claims import Claim, claim_op
 from actors.logs import log_event
 from actors.timer_work import TimerWork
-from actors.work import Work
+from actors.work import CallWork, Work
 from drivers.clock import Handle
 from drivers.tables import CLAIMS, INTENTS
 from drivers.write_set import WriteSet
@@ -90,11 +90,25 @@ class Careful:
         """A timer that is not known to have run. One that was due when the process died may have ended it before its
         claim was written, so it is claimed before it starts; many share one commit."""
         if self.unclean and (work.row.due_ms <= self._opened_ms or self._claiming):
-            self._claiming += 1
-            self._claim(work, alone=False, then=lambda: self._claimed_in_time(start))
-            work.when_settled(lambda: self._unclaim(work))
+            self._claim_and_admit(work, start)
         else:
             self.admit(start)
+
+    def admit_message(self, work: Work, start: Callable[[], None]) -> None:
+        """A message. One that comes again, or was running at a crash, is a suspect. Any other may have been under way
+        as well, from an outbox in this very process that can't tell: it is claimed, so that the next crash knows it."""
+        assert isinstance(work, CallWork)
+        if work.turn_id in self._crashes or work.turn_id in self._let_go or (work.is_repeat and self.unclean):
+            self.suspect(work, start)
+        elif self.unclean:
+            self._claim_and_admit(work, start)
+        else:
+            self.admit(start)
+
+    def _claim_and_admit(self, work: Work, start: Callable[[], None]) -> None:
+        self._claiming += 1
+        self._claim(work, alone=False, then=lambda: self._claimed_in_time(start))
+        work.when_settled(lambda: self._unclaim(work))
 
     def _claimed_in_time(self, start: Callable[[], None]) -> None:
         self._claiming -= 1

@@ -109,6 +109,10 @@ class ClassTable:
             self._load(ref)
         return self._loaded.get(type_name)
 
+    def ref(self, type_name: str) -> ClassRef | None:
+        """Where the class is said to be, or None when nobody has said it here."""
+        return self._refs.get(type_name)
+
     def when_loaded(self, type_name: str, callback: Callable[[], None]) -> None:
         """Call back when `get` has an answer. Only after `get` gave None."""
         self._loading[type_name].append(callback)

@@ -18,7 +18,8 @@ _PAGE = 1_000
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A timer whose tries were used up. `attempts` counts its runs, `crashes` the processes that died of it.
+    """A timer or a message whose tries were used up; a message (kind 3) belongs to its sender. `attempts` counts its
+    runs, `crashes` the processes that died of it.
 
     `id` is unique in its partition; times are epoch ms; `error` is the end of the last traceback.
     """
@@ -61,7 +62,10 @@ class DeadLetters:
         return found
 
     async def redrive(self: _Access, letter: DeadLetter) -> bool:
-        """Run it again with all its tries, due now; False when somebody has dealt with it already."""
+        """Run it again with all its tries, due now; False when somebody has dealt with it already.
+
+        A message is sent anew, behind what was sent since.
+        """
         done: bool = await self.client().admin(letter.partition, "redrive", [letter.id])
         return done
 

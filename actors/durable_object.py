@@ -120,6 +120,20 @@ class DurableObject:
         """The runtime that this object lives in; `runtime.namespace(Other)` addresses other objects."""
         return self._ms_host.partition.runtime
 
+    def send(
+        self, cls: type[DurableObject], key: str, *, after: Any = None, at: Any = None, retry: RetryPolicy | None = None
+    ) -> Any:
+        """`self.send(Mailer, "k").remind(x)` sends a message: it is part of the turn, leaves when that is durable, and
+        is applied once, in order for each pair of objects. Nobody waits for it.
+
+        `after` (a timedelta or "5m") and `at` (epoch ms or an aware datetime) delay it, as do
+        `self.send(...).after("5m")` and `.at(...)`. A run that raises is retried by `retry` (10 runs by default) and in
+        the end shown as a dead letter of this object. Raises `InvalidKey`, `InvalidOption`, `InvalidSchedule`,
+        `ReadOnlyTurn`, `TurnOver`, and `NoSuchMethod` and its like; sending raises `UnstorableValue`, `ValueTooLarge`
+        and `OutboxFull`.
+        """
+        return self._ms_host.send(cls, key, after, at, retry)
+
     def namespace(self, cls: type[DurableObject]) -> Namespace:
         """The objects of another class (or of this one)."""
         namespace: Namespace = self._ms_host.partition.runtime.namespace(cls)
@@ -163,7 +177,7 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 #: How much an attribute looks like an option (1: the same) to be taken for a misspelled one.
 _ALIKE = 0.85
 _PROPERTIES = frozenset(
-    {"key", "id", "storage", "timers", "outcomes", "turn", "runtime", "namespace", "block_concurrency"}
+    {"key", "id", "storage", "timers", "outcomes", "turn", "runtime", "send", "namespace", "block_concurrency"}
 )
 
 

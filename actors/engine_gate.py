@@ -45,6 +45,8 @@ class EngineGate:
         return place is not None and not self._partition.runs_slot(place[0])
 
     def admit(self, batch: Batch) -> Sequence[int] | None:
+        if not self._partition.numbers.in_order(batch):
+            return None
         changed = _changed_objects(batch)
         for oid, stands_back in changed.items():
             if self._in_turn(oid, stands_back):

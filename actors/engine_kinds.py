@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from actors.message_sources import MessageSources
+from timers.inbox_sweep import InboxSweepHandler
+from timers.outbox_relay import OutboxRelayHandler
 from timers.outcome_delivery import OutcomeDelivery
 from timers.registry import TimerHandler, TimerKind
 
@@ -13,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["REMOTE_KINDS", "engine_handlers"]
 
 #: Kinds whose handlers wait for others (a sink, the coordinator, another partition): each has ticks of its own.
-REMOTE_KINDS: Final = frozenset({TimerKind.OUTCOME_DELIVERY, TimerKind.QUOTA_ROLLUP, TimerKind.PUBLICATION_RECHECK})
+REMOTE_KINDS: Final = frozenset(
+    {TimerKind.OUTCOME_DELIVERY, TimerKind.QUOTA_ROLLUP, TimerKind.PUBLICATION_RECHECK, TimerKind.INBOX_SWEEP}
+)
 
 
 def engine_handlers(partition: Partition) -> list[TimerHandler]:
@@ -23,5 +28,7 @@ def engine_handlers(partition: Partition) -> list[TimerHandler]:
             partition.deliveries,
             partition.deliveries,
             monotonic_ms=lambda: partition.clock.monotonic_ns() // 1_000_000,
-        )
+        ),
+        OutboxRelayHandler(partition.numbers),
+        InboxSweepHandler(MessageSources(partition)),
     ]

@@ -62,6 +62,8 @@ __all__ = [
     "NoRunningLoop",
     "NoSuchMethod",
     "ObjectReset",
+    "OutOfOrder",
+    "OutboxFull",
     "Overloaded",
     "PartitionBusy",
     "PartitionStopped",
@@ -188,6 +190,14 @@ class ReentrantCall(MainspringError):
 
 class Overloaded(MainspringError):
     """A bounded queue is full; the message says which. Nothing was run: slow down and call again."""
+
+
+class OutboxFull(Overloaded):
+    """The object has as many undelivered messages as the limit allows; nothing was sent."""
+
+
+class OutOfOrder(MainspringError):
+    """A message came before its predecessor was applied; nothing was run, and it comes again."""
 
 
 class CallExpired(MainspringError):

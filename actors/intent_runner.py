@@ -46,7 +46,7 @@ class IntentRunner:
         _, method_name, args, flags, now_ms, attempt, chain, caller, refusals = intent.fields
         work = CallWork(host, info.method(method_name), intent.turn_id, args, flags)
         work.chain = tuple((name, key) for name, key in chain)
-        work.caller = tuple(caller) if caller else None
+        work.made_by(tuple(caller) if caller else None)
         work.attempt, work.began_ms, work.resumed, work.refusals = attempt + 1, now_ms, True, refusals
         self._partition.admission.adopt(work)
         host.recovering = True

@@ -11,16 +11,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors import activation, early_commit, interruption, timer_turns
+from actors import activation, early_commit, interruption, message_turns, timer_turns
 from actors.address import ObjectId
 from actors.critical_section import CriticalSection
 from actors.current import CURRENT
 from actors.durable_object import ClassInfo, DurableObject, misfit
-from actors.errors import CallExpired, TransactionClosed, TurnOver
+from actors.errors import CallExpired, InvalidOption, TransactionClosed, TurnOver
 from actors.logs import log_event
 from actors.object_rows import ObjectRows
 from actors.object_state import ObjectState
 from actors.object_timers import ObjectTimers
+from actors.outbox import Sender
 from actors.storage import Storage
 from actors.timer_work import TimerWork
 from actors.turn import Turn, TurnInfo
@@ -29,6 +30,7 @@ from actors.write_buffer import DirectoryRow, WriteBuffer
 from drivers.clock import Handle
 from drivers.tables import Op
 from drivers.write_set import Lineage, WriteSet
+from timers.backoff import RetryPolicy
 from timers.schedule import TimerSpec
 
 if TYPE_CHECKING:
@@ -106,6 +108,15 @@ class ObjectHost:
 
     def directory(self) -> dict[str, DirectoryRow]:
         return self.state.directory()
+
+    def send(self, cls: type[DurableObject], key: str, after: Any, at: Any, retry: RetryPolicy | None) -> Sender:
+        """See `DurableObject.send`."""
+        if after is not None and at is not None:
+            raise InvalidOption("a message goes after a time or at an instant, not both: give `after` or `at`")
+        sender = Sender(self, cls, key, retry)
+        if after is not None:
+            return sender.after(after)
+        return sender if at is None else sender.at(at)
 
     def turn_info(self) -> TurnInfo:
         return TurnInfo(self.reading_turn())
@@ -192,6 +203,8 @@ class ObjectHost:
             if work.deadline_ns and self.partition.clock.monotonic_ns() > work.deadline_ns:
                 work.refuse(CallExpired(f"{self.id}.{work.method.name}: its deadline passed before it could start"))
                 self.partition.admission.work_ended(work)
+                return
+            if work.message is not None and not work.resumed and not message_turns.begin(self, work):
                 return
             function = work.method.call
         else:
@@ -323,15 +336,20 @@ class ObjectHost:
             return None
         assert isinstance(work, CallWork)
         settings = self.partition.settings
-        try:
-            reply = work.encode_result(result, settings.max_args_bytes)
-        except Exception as error:
-            return error
+        applied = None
+        if work.message is not None:
+            reply, applied = message_turns.NOTHING, message_turns.applied(self, work)
+        else:
+            try:
+                reply = work.encode_result(result, settings.max_args_bytes)
+            except Exception as error:
+                return error
         if turn.read_only or not (turn.buffer.dirty or self._must_record(turn, work)):
             self._answer_when_durable(turn, reply)
             return None
         entry = work.inbox_entry(reply, settings.max_reply_memory_bytes)
-        write_set = self.state.hand_over(turn.buffer.merged(), extra=work.closing_ops(turn), inbox=entry)
+        extra = work.closing_ops(turn)
+        write_set = self.state.hand_over(turn.buffer.merged(), extra=extra, inbox=entry, applied=applied)
         if work.claimed:
             self.partition.careful.handed_over(work)
         early_commit.renew_buffer(self)

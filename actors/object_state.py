@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
 
 from actors.address import ObjectId
+from actors.outbox import number_messages
 from actors.write_buffer import DirectoryRow, Layer, Place, WriteBuffer
 from drivers.sqlite_store import prefix_end
 from drivers.store import Counters, Store
-from drivers.tables import CLEAR, DIRECTORY, KV, OBJECTS, TABLES, TIMERS, Key, Op, Values
+from drivers.tables import CLEAR, DELAYED, DIRECTORY, KV, OBJECTS, OUTBOX, TABLES, TIMERS, Key, Op, Values
 from drivers.write_set import FieldEquals, InboxEntry, Lineage, WriteSet
+from timers.message_rows import OutboxRow
+
+if TYPE_CHECKING:
+    from actors.message_numbers import MessageNumbers
+    from actors.message_turns import Applied
 
 __all__ = ["ObjectState", "StatePort"]
 
@@ -28,9 +35,19 @@ class StatePort(Protocol):
     @property
     def counters(self) -> Counters: ...
 
+    @property
+    def numbers(self) -> MessageNumbers: ...
+
+    @property
+    def max_outbox_messages(self) -> int: ...
+
     def submit(self, write_set: WriteSet) -> None: ...
 
     def timer_armed(self, due_ms: int) -> None: ...
+
+    def messages_left(self, rows: Sequence[OutboxRow]) -> None:
+        """These messages are durable and may leave."""
+        ...
 
 
 class ObjectState:
@@ -51,6 +68,8 @@ class ObjectState:
         self._clearing: WriteSet | None = None
         self._cache: dict[str, bytes | None] = {}
         self._directory: dict[str, DirectoryRow] | None = None
+        #: messages sent and not delivered, once somebody has asked
+        self._messages: int | None = None
         self.lineage = Lineage(str(object_id))
         self._position = 0
         #: the youngest write set handed over; replies wait for it
@@ -195,6 +214,19 @@ class ObjectState:
         found = [(key, values) for key in sorted(merged) if (values := merged[key]) is not None]
         return found[:limit]
 
+    def messages(self) -> int:
+        """How many messages the object has sent that are not delivered; it may stop counting at the limit."""
+        if self._messages is None:
+            most, own = self._port.max_outbox_messages, (self._id.type_name, self._id.key)
+            tables = (self._port.store.scan(table, (self._id.slot,), limit=most) for table in (OUTBOX, DELAYED))
+            self._messages = sum(row[2:4] == own for row in chain.from_iterable(tables))
+        return self._messages
+
+    def message_ended(self) -> None:
+        """One of them was delivered, or has become a dead letter."""
+        if self._messages is not None:
+            self._messages = max(0, self._messages - 1)
+
     # --- handing over ---------------------------------------------------------------------------
 
     def hand_over(
@@ -204,8 +236,12 @@ class ObjectState:
         extra: list[Op] | None = None,
         guards: list[FieldEquals] | None = None,
         inbox: InboxEntry | None = None,
+        applied: Applied | None = None,
     ) -> WriteSet:
-        """Queue the layer's changes as one write set; from now on every turn of the object sees them."""
+        """Queue the layer's changes as one write set; from now on every turn of the object sees them.
+
+        `applied`: the turn was run for a message, whose number is recorded with it.
+        """
         self._position += 1
         ops: list[Op] = []
         write_set = WriteSet(ops, guards=guards, lineage=self.lineage, position=self._position, inbox=inbox)
@@ -233,10 +269,30 @@ class ObjectState:
         if extra:
             ops.extend(extra)
         keys, places = list(layer.kv), list(layer.rows)
+        if layer.messages:
+            earliest = _earlier(earliest, self._send(layer, ops, write_set))
+        if applied is not None:
+            place, values = (applied.row.table, applied.row.key()), applied.row.values()
+            self._row_overlay[place] = (values, write_set)
+            places.append(place)
+            ops += [(*place, values), *applied.timer]
+            write_set.guards = [*(guards or ()), *applied.guards]
+            for _table, timer_key, _values in applied.timer:
+                earliest = _earlier(earliest, timer_key[1])
         write_set.waiters.append(lambda error: self._ended(write_set, keys, places, earliest, error))
         self.last = write_set
         self._port.submit(write_set)
         return write_set
+
+    def _send(self, layer: Layer, ops: list[Op], write_set: WriteSet) -> int | None:
+        """Number the layer's messages: this is the order of commits. When the earliest delayed one is due, or None."""
+        message_ops, leaving, due_ms = number_messages(self._id, layer.messages, self._port.numbers)
+        ops += message_ops
+        if self._messages is not None:
+            self._messages += len(layer.messages)
+        if leaving:
+            write_set.waiters.append(lambda error: None if error else self._port.messages_left(leaving))
+        return due_ms
 
     def _ensure_oid(self, ops: list[Op]) -> int:
         oid = self.oid
@@ -301,6 +357,7 @@ class ObjectState:
         self._clearing = None
         self._directory = None
         self._oid, self._oid_known = None, False
+        self._messages = None
         self.last = None
 
     def start_deleted(self, deletion: WriteSet) -> None:
@@ -310,6 +367,12 @@ class ObjectState:
         self._directory = {}
         self.last = deletion
         deletion.waiters.append(lambda error: self._ended(deletion, [], [], None, error))
+
+
+def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
+    if one_ms is None or other_ms is None:
+        return other_ms if one_ms is None else one_ms
+    return min(one_ms, other_ms)
 
 
 def _keeps_something(layer: Layer) -> bool:

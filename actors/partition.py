@@ -36,9 +36,11 @@ from actors.inbox_sweep import InboxSweep
 from actors.inside_runtime import InsideRuntime
 from actors.intent_runner import IntentRunner
 from actors.logs import log_event
+from actors.message_numbers import MessageNumbers
 from actors.messages import Admin as AdminMessage
 from actors.metrics import PartitionMetrics, Snapshot
 from actors.object_host import ObjectHost
+from actors.outbox_relay import OutboxRelay
 from actors.partition_connection import PartitionConnection
 from actors.recovery import Recovery, read_intents, recover
 from actors.settings import Settings
@@ -58,6 +60,7 @@ from drivers.ticker import Ticker
 from drivers.timer_store import CommittingTimerStore
 from drivers.write_set import WriteSet
 from timers.firing import PartitionName, PartitionRole
+from timers.message_rows import OutboxRow
 from timers.registry import TimerRegistry
 
 __all__ = ["Partition", "PartitionConfig"]
@@ -123,6 +126,7 @@ class Partition:
         self.committer.start()
         self.classes = ClassTable(self.store, self.persist, config.fetch_class)
         self.classes.on_outdated = self._rebuild_objects
+        self.numbers = MessageNumbers(self.store)
         self.dispatcher = TimerDispatcher(self)
         self.deliveries = OutcomeDeliveries(self)
         self.registry = TimerRegistry(engine_handlers(self))
@@ -136,7 +140,7 @@ class Partition:
             user_tick=self.dispatcher.tick,
             poll_ms=driver.poll_ms,
             remote_kinds=REMOTE_KINDS,
-            ended=self.gate.tick_ended,
+            ended=self._tick_ended,
             waker=driver.waker(),
         )
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes, recovery.let_go)
@@ -146,6 +150,7 @@ class Partition:
         self._sweep = InboxSweep(self)
         self.inbox.on_entries = self._sweep.nudge
         self._intents = IntentRunner(self)
+        self.relay = OutboxRelay(self)
         self.client: Client
         self.runtime: InsideRuntime
         # counters for status and metrics
@@ -209,6 +214,7 @@ class Partition:
                 self._intents.run(intent)
         for class_name, key, name in recovery.suspects:
             self.dispatcher.suspects.add((class_name, key, name))
+        self.relay.start()
         self._ticker.start()
         if recovery.suspects:
             self.tick()  # at once: a call that arrives first would run beside them, and they would not be alone
@@ -277,6 +283,7 @@ class Partition:
             self.admission.busy
             or not self.committer.idle
             or self._ticker.busy
+            or self.relay.busy
             or self.careful.active
             or any(host.busy for host in self._hosts.values())
         )
@@ -310,6 +317,7 @@ class Partition:
             "careful": self.careful.active,
             **self.metrics.summary(),
             **self.deliveries.status(),
+            **self.relay.status(),
         }
 
     def snapshot(self) -> Snapshot:
@@ -446,6 +454,21 @@ class Partition:
         if not self.stopped:
             self._ticker.tick()
 
+    def _tick_ended(self) -> None:
+        self.gate.tick_ended()
+        departed = self.numbers.departed()
+        if departed:
+            self.messages_left(departed)
+
+    @property
+    def max_outbox_messages(self) -> int:
+        return self.settings.max_outbox_messages
+
+    def messages_left(self, rows: Sequence[OutboxRow]) -> None:
+        """These messages are durable and may leave."""
+        if not self.stopped:
+            self.relay.messages_left(rows)
+
     def timer_armed(self, due_ms: int) -> None:
         """A timer was put, durably."""
         self.dispatcher.rewind(due_ms)
@@ -474,6 +497,7 @@ class Partition:
             return
         self.draining = True  # calls from outside go elsewhere; those of turns that still run are let in
         await self._ticker.stop()
+        self.relay.stop()
         await self._drain()
         clean = not any(host.busy for host in self._hosts.values())
         for host in list(self._hosts.values()):
@@ -484,6 +508,7 @@ class Partition:
     async def abandon(self) -> None:
         """Let go of everything at once, as a dying process does: what is not durable is lost."""
         self.stopped = True
+        self.relay.stop()
         self.committer.abandon()
         await self._ticker.stop()
         for host in list(self._hosts.values()):

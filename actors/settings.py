@@ -77,6 +77,18 @@ class Settings(BaseModel):
     max_outcomes_per_object: int = Field(10_000, ge=1, description="Outcomes an object may have waiting.")
     max_outcome_bytes: int = Field(64 * KIB, ge=1, description="Encoded bytes of an outcome's or a ticket's payload.")
 
+    # --- messages between objects
+    max_message_bytes: int = Field(128 * KIB, ge=1, description="Encoded bytes of a message's arguments.")
+    max_messages_per_turn: int = Field(1_000, ge=1, description="Messages that one turn may send.")
+    max_outbox_messages: int = Field(10_000, ge=1, description="Undelivered messages of one object.")
+    max_outbox_pairs: int = Field(
+        100_000, ge=1, description="Pairs of objects with messages that a partition's relay has in memory: 50 MiB."
+    )
+    max_messages_in_flight: int = Field(
+        1_024, ge=1, description="Messages a partition has under way to one other; more wait on disk."
+    )
+    message_page: int = Field(32, ge=1, description="Messages of one pair of objects under way at a time.")
+
     # --- process
     loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
     loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")

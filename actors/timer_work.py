@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from actors.object_host import ObjectHost
     from actors.turn import Turn
 
-__all__ = ["TimerWork", "dead_letter_op", "timer_turn_id"]
+__all__ = ["DEAD_LETTER_CHARACTERS", "TimerWork", "dead_letter_op", "timer_turn_id"]
 
 _GENERATION_COLUMN = 2
 #: A dead letter keeps the end of the error, which says what went wrong where.
-_ERROR_CHARACTERS = 4_000
+DEAD_LETTER_CHARACTERS = 4_000
 
 
 def timer_turn_id(class_name: str, key: str, row: DirectoryRow) -> bytes:
@@ -48,7 +48,7 @@ def dead_letter_op(
         row.first_due_ms,
         attempts,
         row.crashes,
-        error[-_ERROR_CHARACTERS:],
+        error[-DEAD_LETTER_CHARACTERS:],
         row.spec,
         now_ms,
     )

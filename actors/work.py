@@ -12,6 +12,7 @@ from actors import pickled
 from actors.codec import decode, encode
 from actors.durable_object import MethodInfo
 from actors.errors import UnstorableValue, ValueTooLarge
+from actors.message_ids import Caller, MessageMark, read_mark
 from actors.messages import OK, OK_PICKLED, PICKLED, RAISED, REFUSED
 from actors.wire_errors import encode_error
 from drivers.tables import CLAIMS, INTENTS, Op
@@ -123,7 +124,7 @@ class Work:
 class CallWork(Work):
     """One call of a method, from outside or from another object's turn."""
 
-    __slots__ = ("args", "caller", "counted", "deadline_ns", "flags", "is_repeat", "targets")
+    __slots__ = ("args", "caller", "counted", "deadline_ns", "flags", "is_repeat", "message", "targets")
 
     def __init__(
         self, host: ObjectHost, method: MethodInfo, call_id: bytes, args: bytes, flags: int = 0, deadline_ns: int = 0
@@ -134,12 +135,19 @@ class CallWork(Work):
         #: on the partition's monotonic clock; 0: none
         self.deadline_ns = deadline_ns
         #: (type, key, turn id) of the turn that made the call; None: it came from outside
-        self.caller: tuple[str, str, bytes] | None = None
+        self.caller: Caller | None = None
+        #: which message of its caller it is; None: it is a call
+        self.message: MessageMark | None = None
         self.is_repeat = False
         #: counts against the bound on calls from outside
         self.counted = False
         #: everyone who waits for the reply
         self.targets: list[Target] = []
+
+    def made_by(self, caller: Caller | None) -> None:
+        """Say who made the call, or sent the message."""
+        self.caller = caller
+        self.message = None if caller is None else read_mark(caller[2])
 
     @property
     def is_outside(self) -> bool:

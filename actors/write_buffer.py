@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivers.tables import DIRECTORY, TIMERS, Key, Op, Values
 from timers.rows import USER_LANE
 
+if TYPE_CHECKING:
+    from actors.outbox import Outgoing
+
 __all__ = ["DirectoryRow", "Layer", "Place", "WriteBuffer", "timer_ref"]
+
+#: A message is a row, its number and, when it is delayed, its timer.
+_OPS_PER_MESSAGE = 3
 
 #: A row of one of the runtime's own tables: (table, key).
 Place = tuple[str, Key]
@@ -70,15 +76,17 @@ def timer_ref(oid: int, name: str) -> bytes:
 class Layer:
     """Changes since the turn or the transaction began. None marks what was deleted. `size` is about their bytes.
 
-    `rows` are rows of the runtime's own tables that belong to the object: by table and whole key.
+    `rows` are rows of the runtime's own tables that belong to the object: by table and whole key. `messages` are those
+    that were sent, in their order.
     """
 
-    __slots__ = ("cleared", "closed", "kv", "rows", "size", "timers")
+    __slots__ = ("cleared", "closed", "kv", "messages", "rows", "size", "timers")
 
     def __init__(self) -> None:
         self.kv: dict[str, bytes | None] = {}
         self.timers: dict[str, DirectoryRow | None] = {}
         self.rows: dict[Place, Values | None] = {}
+        self.messages: list[Outgoing] = []
         self.cleared = False
         self.closed = False
         self.size = 0
@@ -99,9 +107,13 @@ class Layer:
         self.size += _row_size(values) - _row_size(self.rows.get(place))
         self.rows[place] = values
 
+    def send(self, message: Outgoing) -> None:
+        self.messages.append(message)
+        self.size += len(message.args)
+
     @property
     def dirty(self) -> bool:
-        return bool(self.kv or self.timers or self.rows or self.cleared)
+        return bool(self.kv or self.timers or self.rows or self.messages or self.cleared)
 
     def clear(self) -> None:
         """Every key is gone: those under this layer, and those that it holds itself."""
@@ -119,6 +131,8 @@ class Layer:
             self.put_timer(name, row)
         for place, values in layer.rows.items():
             self.put_row(place, values)
+        for message in layer.messages:
+            self.send(message)
 
 
 def _row_size(values: Values | None) -> int:
@@ -150,7 +164,14 @@ class WriteBuffer:
 
     def operations(self) -> int:
         """How many operations the buffer stands for, at most."""
-        return sum(len(layer.kv) + 2 * len(layer.timers) + len(layer.rows) + layer.cleared for layer in self.layers)
+        return sum(
+            len(layer.kv)
+            + 2 * len(layer.timers)
+            + len(layer.rows)
+            + _OPS_PER_MESSAGE * len(layer.messages)
+            + layer.cleared
+            for layer in self.layers
+        )
 
     def put(self, key: str, value: bytes) -> None:
         self.layers[-1].put(key, value)

@@ -88,6 +88,9 @@ class MemoryStore:
             found.reverse()
         return found if limit is None else found[:limit]
 
+    def count(self, table: str) -> int:
+        return len(self._table(table))
+
     def find_object(self, class_name: str, key: str) -> int | None:
         self._table(OBJECTS)  # raises when closed
         return self._data.names.get((class_name, key))

@@ -12,6 +12,7 @@ __all__ = [
     "CHECKPOINT_TRUNCATE",
     "CLEAR_SQL",
     "COMMIT",
+    "COUNT_SQL",
     "DELETE_SQL",
     "ENGINE_TIMERS",
     "FIND_OBJECT",
@@ -102,6 +103,7 @@ def clear_sql(spec: TableSpec, size: int) -> str:
 PUT_SQL = {name: put_sql(spec) for name, spec in TABLES.items()}
 GET_SQL = {name: get_sql(spec) for name, spec in TABLES.items()}
 DELETE_SQL = {name: delete_sql(spec) for name, spec in TABLES.items()}
+COUNT_SQL = {name: f"SELECT count(*) FROM {name}" for name in TABLES}
 CLEAR_SQL = {(name, size): clear_sql(spec, size) for name, spec in TABLES.items() for size in range(len(spec.key) + 1)}
 
 

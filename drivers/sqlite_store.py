@@ -237,6 +237,11 @@ class SqliteStore:
         rows: list[Key] = self._read(statement, bounds if limit is None else (*bounds, limit))
         return rows
 
+    def count(self, table: str) -> int:
+        rows = self._read(sql.COUNT_SQL[table])
+        found: int = rows[0][0]
+        return found
+
     def find_object(self, class_name: str, key: str) -> int | None:
         rows = self._read(sql.FIND_OBJECT, (class_name, key))
         return rows[0][0] if rows else None

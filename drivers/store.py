@@ -87,6 +87,10 @@ class Store(Protocol):
         """
         ...
 
+    def count(self, table: str) -> int:
+        """How many rows the table has. Reads through all of it."""
+        ...
+
     def find_object(self, class_name: str, key: str) -> int | None: ...
 
     def list_objects(

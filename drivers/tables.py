@@ -12,14 +12,18 @@ __all__ = [
     "CLASSES",
     "CLEAR",
     "DEAD_LETTERS",
+    "DELAYED",
     "DELIVERED",
     "DIRECTORY",
     "INBOX",
     "INTENTS",
     "KV",
     "OBJECTS",
+    "OUTBOX",
     "OUTCOMES",
+    "RECEIVED",
     "SLOTS",
+    "SLOT_NUMBERS",
     "TABLES",
     "TIMERS",
     "Clear",
@@ -101,6 +105,12 @@ CLASSES = "classes"
 OUTCOMES = "outcomes"
 BACKLOGS = "backlogs"
 DELIVERED = "delivered"
+OUTBOX = "outbox"
+DELAYED = "delayed"
+SLOT_NUMBERS = "slot_numbers"
+RECEIVED = "received"
+
+_MESSAGE = ("source_class", "source_key", "class", "key", "method", "args", "retry")
 
 TABLES: dict[str, TableSpec] = {
     spec.name: spec
@@ -158,5 +168,10 @@ TABLES: dict[str, TableSpec] = {
             outlives_object=True,
             turns=TurnRule.BESIDE_TURNS,
         ),
+        # Keyed by slot: they outlive their objects, and move with the slot.
+        TableSpec(OUTBOX, ("slot", "number"), (*_MESSAGE, "created_ms", "attempt", "next_ms")),
+        TableSpec(DELAYED, ("slot", "ident"), (*_MESSAGE, "due_ms")),
+        TableSpec(SLOT_NUMBERS, ("slot",), ("last",)),
+        TableSpec(RECEIVED, ("slot", "pair"), ("number", "source_class", "source_key", "applied_ms")),
     )
 }
