@@ -9,8 +9,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from timers.message_rows import OutboxRow
-
 __all__ = ["Caller", "MessageMark", "message_call_id", "pair_question", "read_mark", "read_pair_question"]
 
 #: (type, key, turn id or mark)
@@ -24,10 +22,10 @@ _ATTEMPT_BYTES: Final = 4
 _MARK_BYTES: Final = 1 + _NUMBER_BYTES + _ATTEMPT_BYTES + _NUMBER_BYTES
 
 
-def message_call_id(row: OutboxRow) -> bytes:
+def message_call_id(pair: bytes, number: int, attempt: int) -> bytes:
     """Id of one try of a message: the same whenever it is sent again, and another after its run has raised."""
-    hasher = hashlib.blake2b(row.pair, digest_size=16)
-    hasher.update(row.number.to_bytes(_NUMBER_BYTES, "big") + row.attempt.to_bytes(_ATTEMPT_BYTES, "big"))
+    hasher = hashlib.blake2b(pair, digest_size=16)
+    hasher.update(number.to_bytes(_NUMBER_BYTES, "big") + attempt.to_bytes(_ATTEMPT_BYTES, "big"))
     return _CALL_TAG + hasher.digest()
 
 

@@ -272,7 +272,7 @@ class OutboxRelay:
                 row.method,
                 row.args,
                 timeout_ms=self._partition.settings.call_memory_ms,  # the client cuts it to what it may be
-                call_id=message_call_id(row),
+                call_id=message_call_id(pair.id, row.number, row.attempt),
                 caller=(row.source_class, row.source_key, mark.to_bytes()),
                 slot=pair.target_slot,
             )
@@ -292,9 +292,9 @@ class OutboxRelay:
 
     def _answered(self, pair: _Pair, row: OutboxRow, number: int, future: asyncio.Future[Any]) -> None:
         self._in_flight[number] -= 1
-        if self._partition.stopped or future.cancelled():
-            return
         outcome = judge(future)
+        if self._partition.stopped:
+            return
         if outcome.verdict is Verdict.APPLIED:
             pair.queue.applied(row.number)
             pair.undeleted += 1
@@ -353,7 +353,8 @@ class OutboxRelay:
         released: dict[int, list[bytes]] = {}
         for change in changes:
             if change.answered_by != NOWHERE:
-                released.setdefault(change.answered_by, []).append(message_call_id(change.row))
+                call_id = message_call_id(change.pair.id, change.row.number, change.row.attempt)
+                released.setdefault(change.answered_by, []).append(call_id)
             self._durable(change)
         for number, call_ids in released.items():
             self._partition.client.release(number, call_ids)
