@@ -164,6 +164,8 @@ class Admin:
         if letter is None:
             return False
         type_name, key, kind, name, _due, _attempts, _crashes, _error, packed, _created = letter
+        if not partition.runs_slot(slot_of(type_name, key)):
+            raise Overloaded(f"{type_name}/{key} is moving to another partition: try again")
         if kind == TimerKind.OUTBOX_RELAY:
             return self._send_again(number, type_name, key, packed)
         info = partition.classes.get(type_name)

@@ -70,6 +70,7 @@ class Departures:
                     f"partition {self._number} does not own slots {as_ranges(strange)}; nothing was moved"
                 )
             await self._come_to_rest(set(slots), patience_ms, cut_short)
+            self._partition.relay.slots_left(slots)
             await self._partition.commit(table.freeze(slots, move_id))
         return await self._transfer(move_id, slots, target)
 
@@ -150,7 +151,7 @@ class Departures:
         what the move waits for."""
         kept: deque[Work] = deque()
         for work in host.queue:
-            if work.resumed or work.claimed or (isinstance(work, CallWork) and work.caller is not None):
+            if work.resumed or work.claimed or (isinstance(work, CallWork) and work.is_of_turn):
                 kept.append(work)
             else:
                 self._send_away(work)

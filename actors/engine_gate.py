@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivers.tables import INTENTS, OBJECTS, TABLES, TurnRule
 from timers.batch import Batch, Put
-from timers.rows import MalformedTimer, TimerRow, oid_of
+from timers.rows import MalformedTimer, TimerRow, oid_of, slot_of_ref
 
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
@@ -40,6 +40,9 @@ class EngineGate:
     def is_away(self, timer: TimerRow | MalformedTimer) -> bool:
         if not self._partition.slot_table.moving or isinstance(timer, MalformedTimer):
             return False
+        of_slot = slot_of_ref(timer.ref)
+        if of_slot is not None:
+            return not self._partition.runs_slot(of_slot[0])
         owner = oid_of(timer.ref)
         place = None if owner is None else self._partition.store.get(OBJECTS, (owner[0],))
         return place is not None and not self._partition.runs_slot(place[0])

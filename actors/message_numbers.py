@@ -8,6 +8,8 @@ that still is its place.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from drivers.store import Store
 from drivers.tables import OUTBOX, SLOT_NUMBERS
 from timers.batch import Batch, Put
@@ -57,6 +59,12 @@ class MessageNumbers:
             elif self._durable(place[0]) < place[1]:
                 self._departing.append(place)  # still on its way to disk
         return rows
+
+    def forget(self, slots: Collection[int]) -> None:
+        """These slots go elsewhere, with their counters. Nothing of them is on its way to disk."""
+        for slot in slots:
+            self._given.pop(slot, None)
+            self._handed_over.pop(slot, None)
 
     def _durable(self, slot: int) -> int:
         row = self._store.get(SLOT_NUMBERS, (slot,))

@@ -6,7 +6,7 @@ left to the pass over it, so that those of one pair are met in the order of thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from drivers.store import Store
@@ -31,17 +31,21 @@ class OutboxLoader:
         self._wanted: dict[int, int] = {}
         self._is_full = False
 
-    def find_slots(self) -> None:
-        """Everything in the table is to be read."""
+    def find_slots(self) -> Iterator[int]:
+        """The slots that have messages."""
         rows = self._store.scan(OUTBOX, limit=1)
         while rows:
-            slot = rows[0][0]
-            self.want(slot, _START)
+            slot: int = rows[0][0]
+            yield slot
             rows = self._store.scan(OUTBOX, start_after=(slot,), limit=1)  # skips from slot to slot by the primary key
 
-    def want(self, slot: int, after: int) -> None:
+    def want(self, slot: int, after: int = _START) -> None:
         """Read the slot's messages with higher numbers than this."""
         self._wanted[slot] = min(after, self._wanted.get(slot, after))
+
+    def forget(self, slot: int) -> None:
+        """Do not read it."""
+        self._wanted.pop(slot, None)
 
     def is_complete(self, slot: int) -> bool:
         """Whether the relay knows everything of the slot that is durable, or knows that it left something out."""

@@ -11,22 +11,21 @@ import asyncio
 import contextvars
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from actors.address import ClassRef, slot_of
+from actors.address import ClassRef
 from actors.errors import MainspringError, RuntimeNotStarted
 from actors.logs import log_event
 from actors.message_ids import MessageMark, message_call_id
 from actors.message_outcomes import NOWHERE, Outcome, Verdict, after_raise, buried_op, judge
 from actors.outbox_loader import OutboxLoader
-from drivers.clock import Handle
+from actors.outbox_pair import Pair
 from drivers.tables import OUTBOX, Op
 from drivers.write_set import WriteSet
-from timers.message_pair import PairQueue
 from timers.message_rows import OutboxRow
 
 if TYPE_CHECKING:
@@ -45,35 +44,11 @@ _STATUS_PAIRS: Final = 1_000
 _SAVE_RETRY_MS: Final = 1_000
 
 
-class _Pair:
-    """One sender and one receiver, as long as there are messages between them."""
-
-    __slots__ = ("id", "is_ready", "partition", "queue", "slot", "target_slot", "truncated", "undeleted", "wake")
-
-    def __init__(self, row: OutboxRow, most_in_flight: int) -> None:
-        self.id = row.pair
-        self.slot = row.slot
-        self.partition = NOWHERE
-        self.target_slot = slot_of(row.target_class, row.target_key)
-        self.queue = PairQueue(most_in_flight)
-        #: it stands among those that may send
-        self.is_ready = False
-        #: the table may hold more after the last one
-        self.truncated = False
-        #: applied, and their rows not yet removed
-        self.undeleted = 0
-        self.wake: Handle | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return not self.queue and self.queue.idle and not self.undeleted and not self.truncated
-
-
 @dataclass(frozen=True)
 class _Change:
     """What an outcome changes on disk, and what follows once that is durable."""
 
-    pair: _Pair
+    pair: Pair
     row: OutboxRow
     kind: Verdict
     ops: list[Op]
@@ -86,26 +61,52 @@ class OutboxRelay:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._pairs: dict[bytes, _Pair] = {}
+        self._pairs: dict[bytes, Pair] = {}
         self._loader = OutboxLoader(partition.store, self._take)
         #: pairs that may send, by the partition of their receiver: one that does not answer holds up nobody else
-        self._ready: dict[int, deque[_Pair]] = {}
+        self._ready: dict[int, deque[Pair]] = {}
         self._in_flight: Counter[int] = Counter()
         self._changes: list[_Change] = []
         self._saving = 0
         self._step_scheduled = False
         self._context = contextvars.Context()  # steps belong to no turn, whoever caused them
         self._stopped = False
-        #: messages in the outbox; counted when the relay starts
+        #: slots whose messages are sent from here
+        self._slots: set[int] = set()
+        #: messages in their outbox
         self.count = 0
 
     # --- what the partition says and asks ---------------------------------------------------------
 
     def start(self) -> None:
         """Begin with what is in the table."""
-        self.count = self._partition.store.count(OUTBOX)
-        self._loader.find_slots()
+        self._slots = set(self._partition.slot_table.owned)
+        for slot in self._loader.find_slots():
+            if slot in self._slots:
+                self.count += self._partition.store.count(OUTBOX, (slot,))
+                self._loader.want(slot)
         self._step_soon()
+
+    def slots_arrived(self, slots: Collection[int]) -> None:
+        """These slots run here: they came, or their move was called off."""
+        for slot in slots:
+            if slot not in self._slots:
+                self._slots.add(slot)
+                self.count += self._partition.store.count(OUTBOX, (slot,))
+            self._loader.want(slot)
+        for pair in [pair for pair in self._pairs.values() if pair.slot in slots]:
+            self._look(pair)
+        self._step_soon()
+
+    def slots_left(self, slots: Collection[int]) -> None:
+        """From now on these slots send nothing here, and nothing of their outbox is changed here."""
+        for slot in slots:
+            self._slots.discard(slot)
+            self.count -= self._partition.store.count(OUTBOX, (slot,))
+            self._loader.forget(slot)
+        for pair in [pair for pair in self._pairs.values() if pair.slot in slots]:
+            self._forget(pair)
+        self._partition.numbers.forget(slots)
 
     def stop(self) -> None:
         """Send nothing more. What was applied is still removed."""
@@ -113,8 +114,10 @@ class OutboxRelay:
 
     def messages_left(self, rows: Sequence[OutboxRow]) -> None:
         """These messages are durable."""
-        self.count += len(rows)
         for row in rows:
+            if row.slot not in self._slots:
+                continue
+            self.count += 1
             # while the slot is being read, the pass over it will meet the message in its place
             if self._loader.is_complete(row.slot) and not self._take(row):
                 self._loader.want(row.slot, row.number - 1)
@@ -163,7 +166,7 @@ class OutboxRelay:
         if pair is None:
             if len(self._pairs) >= self._partition.settings.max_outbox_pairs:
                 return False
-            pair = self._pairs[row.pair] = _Pair(row, self._partition.settings.message_page)
+            pair = self._pairs[row.pair] = Pair(row, self._partition.settings.message_page)
         if row.number <= pair.queue.tail or pair.truncated:
             return True  # known, or read again later
         if len(pair.queue) >= _PAIR_NUMBERS:
@@ -173,8 +176,10 @@ class OutboxRelay:
         self._look(pair)
         return True
 
-    def _look(self, pair: _Pair) -> None:
+    def _look(self, pair: Pair) -> None:
         """Let the pair send if it may."""
+        if not self._is_known(pair):
+            return
         if pair.truncated and len(pair.queue) < _PAIR_LOW:
             pair.truncated = False
             self._loader.want(pair.slot, pair.queue.tail)
@@ -183,15 +188,19 @@ class OutboxRelay:
             self._forget(pair)
             return
         now_ms = self._partition.clock.wall_ms()
+        if not self._partition.starts_timers(pair.slot):
+            return  # about to leave: looked at again if it stays
         if not pair.is_ready and pair.queue.peek(now_ms) is not None:
             pair.is_ready = True
             pair.partition = self._partition.client.directory.partition_of(pair.target_slot)
             self._ready.setdefault(pair.partition, deque()).append(pair)
             self._step_soon()
 
-    def _forget(self, pair: _Pair) -> None:
-        if self._pairs.get(pair.id) is not pair:
-            return
+    def _is_known(self, pair: Pair) -> bool:
+        """Whether the pair is still this relay's; its slot may have left, and come back."""
+        return self._pairs.get(pair.id) is pair
+
+    def _forget(self, pair: Pair) -> None:
         del self._pairs[pair.id]
         if pair.wake is not None:
             pair.wake.cancel()
@@ -199,13 +208,13 @@ class OutboxRelay:
         if self._loader.has_work:
             self._step_soon()
 
-    def _wait(self, pair: _Pair, due_ms: int) -> None:
+    def _wait(self, pair: Pair, due_ms: int) -> None:
         """Look at the pair again at an instant."""
         if pair.wake is not None:
             pair.wake.cancel()
         pair.wake = self._partition.clock.call_at(due_ms, partial(self._awake, pair))
 
-    def _awake(self, pair: _Pair) -> None:
+    def _awake(self, pair: Pair) -> None:
         pair.wake = None
         if not self._stopped:
             self._look(pair)
@@ -238,11 +247,11 @@ class OutboxRelay:
     def _has_room(self, number: int) -> bool:
         return self._in_flight[number] < self._partition.settings.max_messages_in_flight
 
-    def _send_some(self, pair: _Pair, most: int) -> int:
+    def _send_some(self, pair: Pair, most: int) -> int:
         """Send what the pair may send now; how many that were. It stands in line again for the rest."""
         now_ms = self._partition.clock.wall_ms()
         sent = 0
-        while sent < most and self._has_room(pair.partition):
+        while sent < most and self._has_room(pair.partition) and self._may_send(pair):
             number = pair.queue.peek(now_ms)
             if number is None:
                 break
@@ -256,12 +265,15 @@ class OutboxRelay:
         self._look(pair)
         return sent
 
+    def _may_send(self, pair: Pair) -> bool:
+        return self._is_known(pair) and self._partition.starts_timers(pair.slot)
+
     def _row(self, slot: int, number: int) -> OutboxRow:
         values = self._partition.store.get(OUTBOX, (slot, number))
         assert values is not None, "only the relay removes rows of the outbox"
         return OutboxRow.from_columns((slot, number), values)
 
-    def _send(self, pair: _Pair, row: OutboxRow) -> None:
+    def _send(self, pair: Pair, row: OutboxRow) -> None:
         mark = MessageMark(row.number, row.attempt, pair.queue.sent())
         self._in_flight[pair.partition] += 1
         client = self._partition.client
@@ -290,10 +302,10 @@ class OutboxRelay:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def _answered(self, pair: _Pair, row: OutboxRow, number: int, future: asyncio.Future[Any]) -> None:
+    def _answered(self, pair: Pair, row: OutboxRow, number: int, future: asyncio.Future[Any]) -> None:
         self._in_flight[number] -= 1
         outcome = judge(future)
-        if self._partition.stopped:
+        if self._partition.stopped or not self._is_known(pair):
             return
         if outcome.verdict is Verdict.APPLIED:
             pair.queue.applied(row.number)
@@ -311,7 +323,7 @@ class OutboxRelay:
         self._look(pair)
         self._step_soon()
 
-    def _failed(self, pair: _Pair, row: OutboxRow, outcome: Outcome) -> None:
+    def _failed(self, pair: Pair, row: OutboxRow, outcome: Outcome) -> None:
         """Its run raised: the next try, or the dead letters."""
         partition = self._partition
         source = f"{row.source_class}/{row.source_key}"
@@ -336,9 +348,9 @@ class OutboxRelay:
 
     def _save(self) -> None:
         """Write what the outcomes of this loop turn have changed, in one write set."""
-        if not self._changes:
+        changes, self._changes = [each for each in self._changes if self._is_known(each.pair)], []
+        if not changes:
             return
-        changes, self._changes = self._changes, []
         write_set = WriteSet([op for change in changes for op in change.ops])
         write_set.waiters.append(partial(self._saved, changes))
         self._saving += 1
@@ -366,6 +378,8 @@ class OutboxRelay:
 
     def _durable(self, change: _Change) -> None:
         pair, row, partition = change.pair, change.row, self._partition
+        if not self._is_known(pair):
+            return  # it was durable before its slot left
         if change.kind is Verdict.RAISED:
             partition.retries += 1
             pair.queue.retried(change.next_ms)

@@ -244,7 +244,7 @@ class Partition:
         """What is here although the partition may own no slot any more, for people; empty when it can be ended."""
         left = [f"{len(self.slot_table.owned)} slots"] if self.slot_table.owned else []
         left += ["moves that have not ended"] if self.moves else []
-        kept = (spec.name for spec in TABLES.values() if spec.per_object or spec.name == OBJECTS)
+        kept = (spec.name for spec in TABLES.values() if spec.per_object or spec.per_slot or spec.name == OBJECTS)
         left += [f"rows of {name}" for name in kept if self.store.scan(name, limit=1)]
         return ", ".join(left)
 
@@ -264,6 +264,7 @@ class Partition:
                 self._intents.run(intent)
         for host in list(self._hosts.values()):
             host.pump()
+        self.relay.slots_arrived(slots)
         self.dispatcher.rewind(0)
         self.tick()
 

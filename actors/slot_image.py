@@ -14,7 +14,8 @@ import msgpack
 from actors.address import slot_of
 from actors.errors import MalformedFrame
 from drivers.store import Store
-from drivers.tables import CLASSES, DEAD_LETTERS, DIRECTORY, INTENTS, KV, TABLES, Key, Values
+from drivers.tables import CLASSES, DEAD_LETTERS, DIRECTORY, INTENTS, KV, TABLES, TIMERS, Key, Values
+from timers.rows import slot_owner
 
 __all__ = ["CHUNK_BYTES", "ObjectPart", "SlotImage", "slot_images"]
 
@@ -112,6 +113,9 @@ def slot_images(store: Store, slots: Collection[int], entries: Collection[tuple[
                 packer.add(timer)
     for slot_row in _slot_rows(store, slots):
         packer.image.rows.append(slot_row)
+        packer.add(slot_row[2])
+        if packer.is_full:
+            yield packer.take()
     for letter in _letters(store, set(slots)):
         packer.image.letters.append(letter)
         packer.add(letter)
@@ -139,18 +143,30 @@ def _object_rows(store: Store, oid: int) -> Iterator[tuple[str, Key, Values]]:
 
 
 def _slot_rows(store: Store, slots: Collection[int]) -> Iterator[tuple[str, Key, Values]]:
-    """Rows keyed by slot, the classes, and the intents of objects in these slots."""
-    for table in SLOT_TABLES:
-        size = len(TABLES[table].key)
-        for slot in sorted(slots):
-            for columns in store.scan(table, (slot,)):
-                yield table, columns[:size], columns[size:]
+    """Rows keyed by slot and their timers, the classes, and the intents of objects in these slots."""
+    for slot in sorted(slots):
+        for table in SLOT_TABLES:
+            yield from _rows_of_slot(store, table, slot)
+        for timer in store.engine_timers(slot_owner(slot)):
+            yield TIMERS, timer[:5], timer[5:]
     for name, *values in store.scan(CLASSES):
         yield CLASSES, (name,), tuple(values)
     wanted = set(slots)
     for name, key, *values in store.scan(INTENTS):
         if slot_of(name, key) in wanted:
             yield INTENTS, (name, key), tuple(values)
+
+
+def _rows_of_slot(store: Store, table: str, slot: int) -> Iterator[tuple[str, Key, Values]]:
+    size = len(TABLES[table].key)
+    after: Key | None = None
+    while True:
+        page = store.scan(table, (slot,), start_after=after, limit=_PAGE)
+        for columns in page:
+            yield table, columns[:size], columns[size:]
+        if len(page) < _PAGE:
+            return
+        after = page[-1][1:size]
 
 
 def _letters(store: Store, slots: set[int]) -> Iterator[Values]:

@@ -10,6 +10,7 @@ from actors.slot_image import OBJECT_TABLES, SLOT_TABLES
 from actors.write_buffer import DirectoryRow
 from drivers.store import Store
 from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, INTENTS, OBJECTS, TIMERS, Op
+from timers.rows import slot_owner
 
 if TYPE_CHECKING:
     from actors.partition import Partition
@@ -21,8 +22,11 @@ _PAGE_OPS = 500
 
 
 def has_rows(store: Store, slots: Collection[int]) -> bool:
-    """Whether any object of these slots is here."""
-    return any(store.objects_in_slot(slot) for slot in slots)
+    """Whether any object of these slots is here, or anything that outlives its objects."""
+    return any(
+        store.objects_in_slot(slot) or any(store.scan(table, (slot,), limit=1) for table in SLOT_TABLES)
+        for slot in slots
+    )
 
 
 async def remove_slots(partition: Partition, slots: Collection[int]) -> None:
@@ -48,6 +52,8 @@ def _slot_ops(store: Store, slots: Collection[int]) -> Iterator[Op]:
     for slot in sorted(wanted):
         for oid, _type_name, _key in store.objects_in_slot(slot):
             yield from _object_ops(store, oid)
+        for timer in store.engine_timers(slot_owner(slot)):
+            yield TIMERS, timer[:5], None
         for table in SLOT_TABLES:
             yield table, (slot,), CLEAR
     for name, key, *_ in store.scan(INTENTS):

@@ -154,6 +154,11 @@ class CallWork(Work):
         return self.caller is None
 
     @property
+    def is_of_turn(self) -> bool:
+        """Whether a turn waits for it."""
+        return self.caller is not None and self.message is None
+
+    @property
     def title(self) -> str:
         """What is called, for messages."""
         return f"{self.host.id.type_name}.{self.method.name}"

@@ -88,8 +88,8 @@ class MemoryStore:
             found.reverse()
         return found if limit is None else found[:limit]
 
-    def count(self, table: str) -> int:
-        return len(self._table(table))
+    def count(self, table: str, prefix: Key = ()) -> int:
+        return len(self.scan(table, prefix))
 
     def find_object(self, class_name: str, key: str) -> int | None:
         self._table(OBJECTS)  # raises when closed

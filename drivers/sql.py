@@ -79,6 +79,10 @@ def _where_key(spec: TableSpec) -> str:
     return " AND ".join(f"{column} = ?" for column in spec.key)
 
 
+def _where_prefix(spec: TableSpec, size: int) -> str:
+    return " AND ".join(f"{column} = ?" for column in spec.key[:size]) or "1"
+
+
 def put_sql(spec: TableSpec) -> str:
     """Put a row: all columns, in schema order."""
     marks = ", ".join("?" * len(spec.columns))
@@ -97,13 +101,18 @@ def delete_sql(spec: TableSpec) -> str:
 
 def clear_sql(spec: TableSpec, size: int) -> str:
     """Delete the rows with these first `size` key columns."""
-    return f"DELETE FROM {spec.name} WHERE " + (" AND ".join(f"{column} = ?" for column in spec.key[:size]) or "1")
+    return f"DELETE FROM {spec.name} WHERE {_where_prefix(spec, size)}"
+
+
+def count_sql(spec: TableSpec, size: int) -> str:
+    """Count the rows with these first `size` key columns."""
+    return f"SELECT count(*) FROM {spec.name} WHERE {_where_prefix(spec, size)}"
 
 
 PUT_SQL = {name: put_sql(spec) for name, spec in TABLES.items()}
 GET_SQL = {name: get_sql(spec) for name, spec in TABLES.items()}
 DELETE_SQL = {name: delete_sql(spec) for name, spec in TABLES.items()}
-COUNT_SQL = {name: f"SELECT count(*) FROM {name}" for name in TABLES}
+COUNT_SQL = {(name, size): count_sql(spec, size) for name, spec in TABLES.items() for size in range(len(spec.key) + 1)}
 CLEAR_SQL = {(name, size): clear_sql(spec, size) for name, spec in TABLES.items() for size in range(len(spec.key) + 1)}
 
 

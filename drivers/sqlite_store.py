@@ -237,8 +237,8 @@ class SqliteStore:
         rows: list[Key] = self._read(statement, bounds if limit is None else (*bounds, limit))
         return rows
 
-    def count(self, table: str) -> int:
-        rows = self._read(sql.COUNT_SQL[table])
+    def count(self, table: str, prefix: Key = ()) -> int:
+        rows = self._read(sql.COUNT_SQL[table, len(prefix)], prefix)
         found: int = rows[0][0]
         return found
 

@@ -87,8 +87,8 @@ class Store(Protocol):
         """
         ...
 
-    def count(self, table: str) -> int:
-        """How many rows the table has. Reads through all of it."""
+    def count(self, table: str, prefix: Key = ()) -> int:
+        """How many rows there are whose key starts with `prefix`. Reads through all of them."""
         ...
 
     def find_object(self, class_name: str, key: str) -> int | None: ...

@@ -168,10 +168,10 @@ TABLES: dict[str, TableSpec] = {
             outlives_object=True,
             turns=TurnRule.BESIDE_TURNS,
         ),
-        # Keyed by slot: they outlive their objects, and move with the slot.
-        TableSpec(OUTBOX, ("slot", "number"), (*_MESSAGE, "created_ms", "attempt", "next_ms")),
-        TableSpec(DELAYED, ("slot", "ident"), (*_MESSAGE, "due_ms")),
-        TableSpec(SLOT_NUMBERS, ("slot",), ("last",)),
-        TableSpec(RECEIVED, ("slot", "pair"), ("number", "source_class", "source_key", "applied_ms")),
+        # Keyed by slot: they outlive their objects.
+        TableSpec(OUTBOX, ("slot", "number"), (*_MESSAGE, "created_ms", "attempt", "next_ms"), per_slot=True),
+        TableSpec(DELAYED, ("slot", "ident"), (*_MESSAGE, "due_ms"), per_slot=True),
+        TableSpec(SLOT_NUMBERS, ("slot",), ("last",), per_slot=True),
+        TableSpec(RECEIVED, ("slot", "pair"), ("number", "source_class", "source_key", "applied_ms"), per_slot=True),
     )
 }

@@ -10,6 +10,7 @@ import msgpack
 
 from timers.backoff import MESSAGE_RETRY, RetryPolicy
 from timers.errors import CorruptRow, InvalidSchedule
+from timers.rows import slot_of_ref, slot_ref
 
 __all__ = [
     "DelayedRow",
@@ -25,7 +26,6 @@ __all__ = [
     "read_policy",
 ]
 
-_SLOT_BYTES: Final = 2
 _NUMBER_BYTES: Final = 8
 _PAIR_BYTES: Final = 16
 
@@ -38,26 +38,28 @@ def pair_id(source_class: str, source_key: str, target_class: str, target_key: s
 
 def message_ref(slot: int, number: int) -> bytes:
     """How a timer refers to a delayed message."""
-    return slot.to_bytes(_SLOT_BYTES, "big") + number.to_bytes(_NUMBER_BYTES, "big")
+    return slot_ref(slot, number.to_bytes(_NUMBER_BYTES, "big"))
 
 
 def read_message_ref(ref: bytes) -> tuple[int, int]:
     """(slot, number) of such a reference. Raises `CorruptRow`."""
-    if len(ref) != _SLOT_BYTES + _NUMBER_BYTES:
+    found = slot_of_ref(ref)
+    if found is None or len(found[1]) != _NUMBER_BYTES:
         raise CorruptRow(f"{ref!r} does not refer to a delayed message")
-    return int.from_bytes(ref[:_SLOT_BYTES], "big"), int.from_bytes(ref[_SLOT_BYTES:], "big")
+    return found[0], int.from_bytes(found[1], "big")
 
 
 def pair_ref(slot: int, pair: bytes) -> bytes:
     """How a timer refers to the number that was applied last of a pair."""
-    return slot.to_bytes(_SLOT_BYTES, "big") + pair
+    return slot_ref(slot, pair)
 
 
 def read_pair_ref(ref: bytes) -> tuple[int, bytes]:
     """(slot, pair) of such a reference. Raises `CorruptRow`."""
-    if len(ref) != _SLOT_BYTES + _PAIR_BYTES:
+    found = slot_of_ref(ref)
+    if found is None or len(found[1]) != _PAIR_BYTES:
         raise CorruptRow(f"{ref!r} does not refer to a pair of objects")
-    return int.from_bytes(ref[:_SLOT_BYTES], "big"), ref[_SLOT_BYTES:]
+    return found
 
 
 def pack_policy(policy: RetryPolicy) -> bytes:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
-__all__ = ["USER_LANE", "MalformedTimer", "Row", "TimerKey", "TimerRow", "oid_of", "owned_ref"]
+__all__ = [
+    "USER_LANE",
+    "MalformedTimer",
+    "Row",
+    "TimerKey",
+    "TimerRow",
+    "oid_of",
+    "owned_ref",
+    "slot_of_ref",
+    "slot_owner",
+    "slot_ref",
+]
 
 #: All kinds that run user code share one lane, so that an object's alarm and its named timers keep one order.
 #: Engine kinds use their own kind number as lane.
@@ -13,6 +24,8 @@ USER_LANE = 32
 
 TimerKey = tuple[int, int, int, bytes, int]
 _OID_BYTES = 8
+#: Begins what refers to a slot in the place of an object: no object has such a number.
+_SLOT_OWNER = 1 << 63
 R = TypeVar("R", bound="Row")
 
 
@@ -76,4 +89,21 @@ def owned_ref(oid: int, name: bytes = b"") -> bytes:
 
 def oid_of(ref: bytes) -> tuple[int, bytes] | None:
     """(object number, name) of such a reference, or None when it is none."""
-    return None if len(ref) < _OID_BYTES else (int.from_bytes(ref[:_OID_BYTES], "big"), ref[_OID_BYTES:])
+    number = int.from_bytes(ref[:_OID_BYTES], "big")
+    return None if len(ref) < _OID_BYTES or number >= _SLOT_OWNER else (number, ref[_OID_BYTES:])
+
+
+def slot_owner(slot: int) -> int:
+    """Stands for a slot where timers have the number of their object."""
+    return _SLOT_OWNER + slot
+
+
+def slot_ref(slot: int, name: bytes) -> bytes:
+    """How an engine's timer refers to a row that belongs to a slot, whatever becomes of its objects."""
+    return slot_owner(slot).to_bytes(_OID_BYTES, "big") + name
+
+
+def slot_of_ref(ref: bytes) -> tuple[int, bytes] | None:
+    """(slot, name) of such a reference, or None when it is none."""
+    number = int.from_bytes(ref[:_OID_BYTES], "big")
+    return None if len(ref) < _OID_BYTES or number < _SLOT_OWNER else (number - _SLOT_OWNER, ref[_OID_BYTES:])

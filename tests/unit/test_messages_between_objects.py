@@ -874,3 +874,82 @@ async def test_a_runtime_that_stops_keeps_its_messages(tmp_path: Any) -> None:
         second.namespace(Post)
         second.namespace(Box)
         assert await values(second) == ["x", "y"]
+
+
+# --- moves --------------------------------------------------------------------------------------------
+
+
+async def test_messages_numbers_and_what_was_received_move_with_their_slots() -> None:
+    async with LocalRuntime(memory=True, partitions=2) as runtime:
+        senders = [post(runtime, f"p{number}") for number in range(6)]
+        boxes = [f"b{number}" for number in range(6)]
+        for sender in senders:
+            await sender.send_many(boxes, [f"{sender.key} first"])
+            await sender.send_after("b0", f"{sender.key} delayed", "10m")
+        Box.failing["bad"] = 3
+        await senders[0].send_one("b1", "bad", retry=RetryPolicy(10, 60_000, 1.0, 60_000, 0.0))
+        await runtime.run_until_idle()
+        for partitions in (4, 1, 3):
+            await runtime.scale(partitions)
+            for sender in senders:
+                await sender.send_many(boxes, [f"{sender.key} at {partitions}"])
+        await runtime.advance(minutes=11)
+        await until_delivered(runtime)
+        for key in boxes:
+            found = await values(runtime, key)
+            for sender in senders:
+                mine = [value for value in found if value.startswith(f"{sender.key} ")]
+                expected = [f"{sender.key} {what}" for what in ("first", "at 4", "at 1", "at 3")]
+                assert mine == [*expected, *([f"{sender.key} delayed"] if key == "b0" else [])]
+        assert Box.runs["bad"] == 4
+        assert sum(status["outbox"] for status in runtime.status()) == 0
+        await runtime.advance(ms=3 * FORGET_MS)
+        assert received(runtime) == []
+        assert [row for each in runtime.partitions if each for row in each.store.scan("timers")] == []
+
+
+async def test_messages_are_applied_once_and_in_order_while_slots_move_under_them() -> None:
+    async with LocalRuntime(memory=True, partitions=2) as runtime:
+        senders = [post(runtime, f"p{number}") for number in range(8)]
+        boxes = [f"b{number}" for number in range(5)]
+        going = True
+        sent = 0
+
+        async def send() -> None:
+            nonlocal sent
+            while going:
+                sent += 1
+                this = sent
+                await asyncio.gather(*(sender.send_many(boxes, [f"{sender.key} {this:06d}"]) for sender in senders))
+
+        sending = asyncio.ensure_future(send())
+        for partitions in (4, 3, 1, 2):
+            await runtime.scale(partitions)
+        going = False
+        await sending
+        await until_delivered(runtime)
+        for key in boxes:
+            found = await values(runtime, key)
+            for sender in senders:
+                mine = [value for value in found if value.startswith(f"{sender.key} ")]
+                assert mine == [f"{sender.key} {number:06d}" for number in range(1, sent + 1)]
+        assert await runtime.dead_letters() == []
+        await runtime.advance(minutes=11)  # outcomes of the calls from outside, moved to where nobody acknowledges them
+        await until_forgotten(runtime)
+
+
+async def test_dead_letters_and_counts_of_messages_follow_their_slot() -> None:
+    async with LocalRuntime(memory=True, partitions=1) as runtime:
+        letter = await _dead(runtime)
+        Box.gates["held"] = asyncio.Event()
+        await post(runtime).send_many(["held"], [1, 2, 3], "put_at_gate")
+        await runtime.advance(ms=1)
+        Box.gates["held"].set()
+        await runtime.scale(3)
+        (moved,) = await runtime.dead_letters()
+        assert (moved.name, moved.key) == (letter.name, letter.key)
+        Box.failing.clear()
+        assert await runtime.redrive(moved)
+        assert await values(runtime) == ["bad"]
+        assert await values(runtime, "held") == [1, 2, 3]
+        assert [status["outbox"] for status in runtime.status()] == [0, 0, 0]
