@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from actors import interruption, timer_turns
+from actors.containment import failure_of, start_body
 from actors.current import CURRENT
 from actors.durable_object import DurableObject
 from actors.errors import TurnTimeout
@@ -32,9 +33,9 @@ def activate(host: ObjectHost) -> bool:
         instance.__init__()  # type: ignore[misc]
         started = instance.on_start() if host.info.has_on_start else None  # type: ignore[attr-defined]
         if inspect.isawaitable(started):
-            turn.task = asyncio.ensure_future(started)
-    except Exception as error:
-        activation_failed(host, turn, error)
+            turn.task = start_body(started) if inspect.iscoroutine(started) else asyncio.ensure_future(started)
+    except BaseException as error:
+        activation_failed(host, turn, failure_of(error))
         return False
     finally:
         CURRENT.reset(token)

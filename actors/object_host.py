@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors import activation, early_commit, interruption, message_turns, timer_turns
 from actors.address import ObjectId
+from actors.containment import failure_of, shown, start_body
 from actors.critical_section import CriticalSection
 from actors.current import CURRENT
 from actors.durable_object import ClassInfo, DurableObject, misfit
@@ -246,11 +247,11 @@ class ObjectHost:
                 assert isinstance(work, TimerWork)
                 result = function(self.instance, work.handler_argument())
             if inspect.iscoroutine(result):
-                turn.task = asyncio.ensure_future(result)
-        except Exception as error:
+                turn.task = start_body(result)
+        except BaseException as error:
             # a timer's handler is found late: its work does not name it
             unfit = work.method.misfit(error) if isinstance(work, CallWork) else misfit(function, error)
-            result, failure = None, unfit or error
+            result, failure = None, unfit or failure_of(error)
         finally:
             CURRENT.reset(token)
         if turn.task is None:
@@ -487,10 +488,10 @@ class ObjectHost:
         try:
             result = hook()
             if inspect.iscoroutine(result):
-                task = asyncio.ensure_future(result)
+                task = start_body(result)
                 task.add_done_callback(self._on_stop_ended)
-        except Exception as error:
-            self.log_failure("on_stop_failed", error)
+        except BaseException as error:
+            self.log_failure("on_stop_failed", failure_of(error))
 
     def _on_stop_ended(self, task: asyncio.Future[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -498,4 +499,4 @@ class ObjectHost:
             self.log_failure("on_stop_failed", error)
 
     def log_failure(self, event: str, error: BaseException, **fields: Any) -> None:
-        log_event(logging.INFO, event, f"{self.id}: {error!r}", error=error, object=str(self.id), **fields)
+        log_event(logging.INFO, event, f"{self.id}: {shown(error)}", error=error, object=str(self.id), **fields)
