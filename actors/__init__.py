@@ -33,6 +33,8 @@ from actors.namespace import Namespace, Stub  # noqa: E402
 from actors.object_timers import TimerInfo, TimerState  # noqa: E402
 from actors.settings import Settings  # noqa: E402
 from actors.toolkit.outcomes import Outcome, OutcomeBacklog, PendingOutcome, register_sink  # noqa: E402
+from actors.toolkit.reservations import Reservation  # noqa: E402
+from actors.toolkit.tickets import Ticket, TicketUsage  # noqa: E402
 from timers.backoff import RetryPolicy  # noqa: E402
 
 if TYPE_CHECKING:
@@ -46,10 +48,13 @@ __all__ = [
     "OutcomeBacklog",
     "PendingOutcome",
     "Rejected",
+    "Reservation",
     "RetryPolicy",
     "Runtime",
     "Settings",
     "Stub",
+    "Ticket",
+    "TicketUsage",
     "TimerInfo",
     "TimerState",
     "register_sink",

@@ -22,7 +22,9 @@ from actors.errors import (
     ReservedName,
 )
 from actors.toolkit.outcomes import Outcomes
+from actors.toolkit.reservations import Reservations
 from actors.toolkit.sinks import is_sink
+from actors.toolkit.tickets import Tickets
 from timers.backoff import ALARM_RETRY, RetryPolicy
 
 if TYPE_CHECKING:
@@ -111,6 +113,16 @@ class DurableObject:
         return Outcomes(self)
 
     @property
+    def tickets(self) -> Tickets:
+        """Permissions that end by themselves. Raises `SerialTurnsNeeded`."""
+        return Tickets(self)
+
+    @property
+    def reservations(self) -> Reservations:
+        """What is held until it is committed or aborted, or abandoned. Raises `SerialTurnsNeeded`."""
+        return Reservations(self)
+
+    @property
     def turn(self) -> TurnInfo:
         """The running turn: its attempt, and time and randomness that are the same when it is run again."""
         return self._ms_host.turn_info()
@@ -177,7 +189,8 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 #: How much an attribute looks like an option (1: the same) to be taken for a misspelled one.
 _ALIKE = 0.85
 _PROPERTIES = frozenset(
-    {"key", "id", "storage", "timers", "outcomes", "turn", "runtime", "send", "namespace", "block_concurrency"}
+    {"key", "id", "storage", "timers", "turn", "runtime", "send", "namespace", "block_concurrency"}
+    | {"outcomes", "tickets", "reservations"}
 )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
+from actors.logs import log_event
 from actors.message_sources import MessageSources
+from timers.errors import CorruptRow
+from timers.firing import DueTimer
 from timers.inbox_sweep import InboxSweepHandler
 from timers.outbox_relay import OutboxRelayHandler
 from timers.outcome_delivery import OutcomeDelivery
 from timers.registry import TimerHandler, TimerKind
+from timers.reservation_reconcile import ReservationReconcile
+from timers.ticket_expiry import TicketExpiry
 
 if TYPE_CHECKING:
     from actors.partition import Partition
@@ -23,6 +29,7 @@ REMOTE_KINDS: Final = frozenset(
 
 def engine_handlers(partition: Partition) -> list[TimerHandler]:
     """The handlers of this partition's tick."""
+    memory_ms = partition.settings.reservation_memory_ms
     return [
         OutcomeDelivery(
             partition.deliveries,
@@ -31,4 +38,11 @@ def engine_handlers(partition: Partition) -> list[TimerHandler]:
         ),
         OutboxRelayHandler(partition.numbers),
         InboxSweepHandler(MessageSources(partition)),
+        TicketExpiry(memory_ms, _warn),
+        ReservationReconcile(memory_ms),
     ]
+
+
+def _warn(timer: DueTimer, error: CorruptRow) -> None:
+    text = f"a timer of kind {TimerKind(timer.kind).name} met rows that make no sense, and tries again: {error}"
+    log_event(logging.WARNING, "corrupt_row", text, kind=timer.kind, reference=timer.reference.hex())

@@ -45,10 +45,12 @@ __all__ = [
     "CorruptValue",
     "DataMissing",
     "DataRolledBack",
+    "DuplicateReservation",
     "DuplicateTimerKind",
     "DuplicateTypeName",
     "Fenced",
     "FrameTooLarge",
+    "IllegalTransition",
     "InvalidArguments",
     "InvalidClassOption",
     "InvalidKey",
@@ -61,6 +63,7 @@ __all__ = [
     "MoveRefused",
     "NoRunningLoop",
     "NoSuchMethod",
+    "NoSuchReservation",
     "ObjectReset",
     "OutOfOrder",
     "OutboxFull",
@@ -87,8 +90,13 @@ __all__ = [
     "SnapshotRefused",
     "StoreClosed",
     "SyncCallInLoop",
+    "TicketConflict",
+    "TicketGone",
+    "TicketHeld",
     "TooManyOutcomes",
+    "TooManyReservations",
     "TooManySteps",
+    "TooManyTickets",
     "TooManyTimers",
     "TransactionClosed",
     "TurnOver",
@@ -300,6 +308,46 @@ class SinkFailed(MainspringError):
 
 class SinkTimeout(SinkFailed):
     """A sink took longer than it may for one outcome; whether it took it is not known. It gets it again."""
+
+
+# --- tickets and reservations ---------------------------------------------------------------------
+
+
+class TicketGone(Rejected):
+    """The ticket was consumed, has expired, or never was."""
+
+
+class TicketConflict(Rejected):
+    """There is a live ticket of this name with another size, holder or payload."""
+
+
+class TicketHeld(Rejected):
+    """The ticket belongs to a reservation: it ends with that."""
+
+
+class TooManyTickets(Rejected):
+    """The object, or one holder in it, has as many tickets as the limit allows."""
+
+
+class DuplicateReservation(Rejected):
+    """There is a reservation of this id, or one that ended not long ago."""
+
+
+class NoSuchReservation(Rejected):
+    """There is no reservation of this id: it never was, or it ended long ago."""
+
+
+class IllegalTransition(Rejected):
+    """The reservation can't come into this state from the one that it is in, `state`; why it is there is `reason`."""
+
+    def __init__(self, message: str, state: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.state = state
+        self.reason = reason
+
+
+class TooManyReservations(Rejected):
+    """The object has as many reservations as the limit allows, ended ones that are remembered too."""
 
 
 # --- link -----------------------------------------------------------------------------------------

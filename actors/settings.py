@@ -76,6 +76,12 @@ class Settings(BaseModel):
     # --- outcomes, tickets, reservations
     max_outcomes_per_object: int = Field(10_000, ge=1, description="Outcomes an object may have waiting.")
     max_outcome_bytes: int = Field(64 * KIB, ge=1, description="Encoded bytes of an outcome's or a ticket's payload.")
+    max_tickets_per_object: int = Field(10_000, ge=1, description="Tickets an object may have open.")
+    max_tickets_per_holder: int = Field(1_000, ge=1, description="Tickets one holder may have open in an object.")
+    max_reservations_per_object: int = Field(100_000, ge=1, description="Reservations, remembered ones included.")
+    reservation_memory_ms: int = Field(
+        3_600_000, ge=1, description="How long an ended reservation is remembered: longer than any late commit takes."
+    )
 
     # --- messages between objects
     max_message_bytes: int = Field(128 * KIB, ge=1, description="Encoded bytes of a message's arguments.")

@@ -194,6 +194,52 @@ CREATE TABLE received (
 ) WITHOUT ROWID;
 """
 
+# Tickets and reservations of objects, and how many of them there are.
+_TICKET_TABLES = """
+CREATE TABLE tallies (
+    oid INTEGER NOT NULL,
+    scope TEXT NOT NULL,
+    rows INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    PRIMARY KEY (oid, scope)
+) WITHOUT ROWID;
+CREATE TABLE tickets (
+    oid INTEGER NOT NULL,
+    ticket_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    opened_ms INTEGER NOT NULL,
+    expires_ms INTEGER NOT NULL,
+    reservation TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (oid, ticket_id)
+) WITHOUT ROWID;
+CREATE TABLE ticket_names (
+    oid INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    ticket_id TEXT NOT NULL,
+    PRIMARY KEY (oid, name)
+) WITHOUT ROWID;
+CREATE TABLE reservations (
+    oid INTEGER NOT NULL,
+    reservation_id TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    state TEXT NOT NULL,
+    deadline_ms INTEGER NOT NULL,
+    held_ms INTEGER NOT NULL,
+    sink TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    ticket_id TEXT NOT NULL,
+    ended_ms INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    detail TEXT NOT NULL,
+    PRIMARY KEY (oid, reservation_id)
+) WITHOUT ROWID;
+"""
+
 
 # Finds the engine's timers of one object, to move or delete them with it; the user lane is found by the directory.
 _TIMER_OWNERS = "CREATE INDEX timers_by_owner ON timers (substr(ref, 1, 8)) WHERE lane <> 32;"
@@ -209,6 +255,7 @@ def m001_first_tables(db: Database) -> None:
 def m002_toolkit(db: Database) -> None:
     """What the timer kinds of the toolkit serve, and messages between objects."""
     _create(db, _OUTCOME_TABLES)
+    _create(db, _TICKET_TABLES)
     _create(db, _TIMER_OWNERS)
     _create(db, _MESSAGE_TABLES)
 

@@ -22,9 +22,13 @@ __all__ = [
     "OUTBOX",
     "OUTCOMES",
     "RECEIVED",
+    "RESERVATIONS",
     "SLOTS",
     "SLOT_NUMBERS",
     "TABLES",
+    "TALLIES",
+    "TICKETS",
+    "TICKET_NAMES",
     "TIMERS",
     "Clear",
     "Key",
@@ -105,6 +109,10 @@ CLASSES = "classes"
 OUTCOMES = "outcomes"
 BACKLOGS = "backlogs"
 DELIVERED = "delivered"
+TALLIES = "tallies"
+TICKETS = "tickets"
+TICKET_NAMES = "ticket_names"
+RESERVATIONS = "reservations"
 OUTBOX = "outbox"
 DELAYED = "delayed"
 SLOT_NUMBERS = "slot_numbers"
@@ -173,5 +181,31 @@ TABLES: dict[str, TableSpec] = {
         TableSpec(DELAYED, ("slot", "ident"), (*_MESSAGE, "due_ms"), per_slot=True),
         TableSpec(SLOT_NUMBERS, ("slot",), ("last",), per_slot=True),
         TableSpec(RECEIVED, ("slot", "pair"), ("number", "source_class", "source_key", "applied_ms"), per_slot=True),
+        TableSpec(TALLIES, ("oid", "scope"), ("rows", "size"), per_object=True),
+        TableSpec(
+            TICKETS,
+            ("oid", "ticket_id"),
+            ("name", "holder", "size", "opened_ms", "expires_ms", "reservation", "sink", "payload"),
+            per_object=True,
+        ),
+        TableSpec(TICKET_NAMES, ("oid", "name"), ("ticket_id",), per_object=True),
+        TableSpec(
+            RESERVATIONS,
+            ("oid", "reservation_id"),
+            (
+                "serial",
+                "kind",
+                "state",
+                "deadline_ms",
+                "held_ms",
+                "sink",
+                "payload",
+                "ticket_id",
+                "ended_ms",
+                "reason",
+                "detail",
+            ),
+            per_object=True,
+        ),
     )
 }

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from timers.batch import Absent, Batch, Delete, Equals, Precondition, Present, Put, Write
 from timers.errors import CorruptRow
-from timers.firing import MAX_TIME_MS
+from timers.firing import MAX_TIME_MS, TimerCtx
 from timers.registry import TimerKind, lane_of
 from timers.rows import TimerRow, owned_ref
 
@@ -30,6 +30,7 @@ __all__ = [
     "acknowledge",
     "close_backlog",
     "queue_outcome",
+    "queued_with",
     "tagged_id",
     "waiting",
 ]
@@ -252,6 +253,15 @@ def queue_outcome(backlog: Backlog | None, place: ObjectPlace, new: NewOutcome, 
     if backlog.next_seq < 1 or backlog.bytes < 0 or max(longer.next_seq, longer.bytes) > _MAX_NUMBER:
         raise CorruptRow(f"{backlog} can't count one more outcome")
     return Batch((guard,), (Put(row), Put(longer), *timer))
+
+
+async def queued_with(ctx: TimerCtx, oid: int, batch: Batch, new: NewOutcome) -> Batch:
+    """A handler's batch, with the outcome of what it does. Raises `CorruptRow` for an object that is not there."""
+    place = await ctx.store.get(ObjectPlace, (oid,))
+    if place is None:
+        raise CorruptRow(f"there is no object {oid}, whose outcome {new} would be")
+    queued = queue_outcome(await ctx.store.get(Backlog, (oid,)), place, new, ctx.now_ms)
+    return batch.plus(queued.preconditions, queued.writes)
 
 
 def acknowledge(
