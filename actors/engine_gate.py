@@ -44,20 +44,22 @@ class EngineGate:
         if of_slot is not None:
             return not self._partition.runs_slot(of_slot[0])
         owner = oid_of(timer.ref)
-        place = None if owner is None else self._partition.store.get(OBJECTS, (owner[0],))
-        return place is not None and not self._partition.runs_slot(place[0])
+        return owner is not None and self._is_elsewhere(owner[0])
 
     def admit(self, batch: Batch) -> Sequence[int] | None:
         if not self._partition.numbers.in_order(batch):
             return None
         changed = _changed_objects(batch)
-        for oid, stands_back in changed.items():
-            if self._in_turn(oid, stands_back):
+        for oid, rule in changed.items():
+            if self._is_elsewhere(oid):
                 return None
-        for oid in changed:
+            if rule is not TurnRule.BESIDE_TURNS and self._in_turn(oid, rule is TurnRule.ENGINE_FIRST):
+                return None
+        held = [oid for oid, rule in changed.items() if rule is not TurnRule.BESIDE_TURNS]
+        for oid in held:
             self._held[oid] += 1
             self._wanted.pop(oid, None)
-        return list(changed)
+        return held
 
     def let_go(self, oids: Sequence[int]) -> None:
         for oid in oids:
@@ -72,6 +74,13 @@ class EngineGate:
             del self._wanted[oid]
             self._pump(oid)
 
+    def _is_elsewhere(self, oid: int) -> bool:
+        """Whether the object is here, but not run here: it is leaving, or has not quite come."""
+        if not self._partition.slot_table.moving:
+            return False
+        place = self._partition.store.get(OBJECTS, (oid,))
+        return place is not None and not self._partition.runs_slot(place[0])
+
     def _in_turn(self, oid: int, stands_back: bool) -> bool:
         """Whether the object runs a turn, or must run one again before anything else happens to it.
 
@@ -80,9 +89,7 @@ class EngineGate:
         place = self._partition.store.get(OBJECTS, (oid,))
         if place is None:
             return False
-        slot, type_name, key = place
-        if not self._partition.runs_slot(slot):
-            return True
+        _slot, type_name, key = place
         host = self._partition.find_host(type_name, key)
         if host is not None and host.interleaved:
             return False
@@ -118,15 +125,15 @@ class EngineGate:
             host.pump()
 
 
-def _changed_objects(batch: Batch) -> dict[int, bool]:
-    """The objects whose turns must not run beside the batch, in order; True when their next turn is to wait for it.
+def _changed_objects(batch: Batch) -> dict[int, TurnRule]:
+    """The objects whose rows the batch changes, in order, and what holds between it and their turns.
 
     Timers alone are not looked at by turns.
     """
-    changed: dict[int, bool] = {}
+    changed: dict[int, TurnRule] = {}
     for write in batch.writes:
         table, key = (write.row.table, write.row.key()) if isinstance(write, Put) else (write.table, write.key)
         spec = TABLES[table]
-        if spec.per_object and spec.turns is not TurnRule.BESIDE_TURNS:
-            changed[key[0]] = changed.get(key[0], False) or spec.turns is TurnRule.ENGINE_FIRST
+        if spec.per_object:
+            changed[key[0]] = max(changed.get(key[0], spec.turns), spec.turns)
     return dict(sorted(changed.items()))

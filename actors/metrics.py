@@ -32,6 +32,8 @@ COUNTERS: Final[dict[str, str]] = {
     "dead_letters": "Timers whose tries were used up.",
     "activations": "Objects brought into memory.",
     "resets": "Objects that went back to their last durable state.",
+    "outcomes_delivered": "Outcomes that their sinks have taken.",
+    "outcomes_failed": "Times that a sink did not take an outcome.",
 }
 #: Numbers of a partition's status that go up and down.
 GAUGES: Final[dict[str, str]] = {
@@ -42,6 +44,7 @@ GAUGES: Final[dict[str, str]] = {
     "slots": "Slots that the partition owns.",
     "oldest_due_ms": "How long the oldest due timer has been waiting, in milliseconds.",
     "epoch": "Epoch of the partition's owner.",
+    "outcomes_waiting": "Outcomes that have not been delivered.",
 }
 #: Observations -> upper bounds of their buckets.
 HISTOGRAMS: Final[dict[str, tuple[float, ...]]] = {

@@ -62,15 +62,15 @@ CLEAR = Clear()
 Op = tuple[str, Key, "Values | Clear | None"]
 
 
-class TurnRule(enum.Enum):
-    """When the engine may change rows of an object that its turns use too."""
+class TurnRule(enum.IntEnum):
+    """When the engine may change rows of an object that its turns use too. The larger one holds for a whole batch."""
 
-    #: between two turns, and before the next one if a turn was in the way
-    ENGINE_FIRST = "engine_first"
-    #: between two turns, but no turn waits for it
-    BETWEEN_TURNS = "between_turns"
     #: at any time: turns add such rows, and decide nothing by them
-    BESIDE_TURNS = "beside_turns"
+    BESIDE_TURNS = 0
+    #: between two turns, but no turn waits for it
+    BETWEEN_TURNS = 1
+    #: between two turns, and before the next one if a turn was in the way
+    ENGINE_FIRST = 2
 
 
 @dataclass(frozen=True)

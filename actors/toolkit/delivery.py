@@ -35,7 +35,7 @@ __all__ = ["OutcomeDeliveries", "within"]
 _CALLER: Final = b"outcome\0"
 _NUMBER_BYTES: Final = 8
 #: Backlogs that `status` looks at: enough to see that something is wrong.
-_MAX_STATUS_ROWS: Final = 10_000
+_MAX_STATUS_ROWS: Final = 1_000
 #: Outcomes whose last delivery ended nobody knows how: remembered to have a re-run watched. More are only not watched.
 _MAX_DOUBTFUL: Final = 10_000
 
