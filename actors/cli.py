@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, is_dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version as package_version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -38,12 +36,8 @@ def version() -> None:
 def status(name: RuntimeName = "default", address: ClusterAddress = None) -> None:
     """What the partitions of a running runtime are doing, as JSON."""
     with explained(), connected(name, address) as runtime:
-        document = json.dumps(runtime.status(), indent=2, default=_plain)
+        document = runtime.status().model_dump_json(indent=2)
     typer.echo(document)
-
-
-def _plain(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def _kind(number: int) -> str:

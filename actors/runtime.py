@@ -45,6 +45,7 @@ from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_
 from actors.ray_directory import RayDirectory, Transport
 from actors.scaling import ScaleProgress, Scaling
 from actors.settings import Settings
+from actors.status import RuntimeStatus
 from drivers.files import FileLock, check_filesystem
 
 __all__ = ["DEFAULT_PARTITIONS", "Runtime"]
@@ -207,16 +208,17 @@ class Runtime(DeadLetters):
         self._check_open()
         return self._io.run(make)
 
-    def status(self) -> dict[str, Any]:
-        """Plain facts about the coordinator, every partition and every release wheel; what does not answer has an
+    def status(self) -> RuntimeStatus:
+        """What the coordinator, every partition and every release wheel are doing; what does not answer has an
         `error`. A partition's `alarm` says what wakes it now."""
         self._check_open()
-        return {
-            "name": self.name,
-            "coordinator": self._ask(COORDINATOR),
-            "partitions": self._ask_partitions(),
-            "release_wheels": self._ask_wheels(),
-        }
+        return RuntimeStatus.of(
+            self.name,
+            self._ask(COORDINATOR),
+            self._ask(COORDINATOR, "move_progress"),
+            self._ask_partitions(),
+            self._ask_wheels(),
+        )
 
     def scale(
         self,
@@ -297,9 +299,9 @@ class Runtime(DeadLetters):
             return self._description.partitions
         return tuple(description.partitions)
 
-    def _ask(self, actor: str) -> Any:
+    def _ask(self, actor: str, method: str = "status") -> Any:
         try:
-            return self._calls.call(actor, "status", timeout_s=_REGISTER_TIMEOUT_S)
+            return self._calls.call(actor, method, timeout_s=_REGISTER_TIMEOUT_S)
         except Exception as error:  # shown in its place: status is asked when things are not well
             return {"error": f"{type(error).__name__}: {error}"}
 

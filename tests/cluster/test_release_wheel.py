@@ -32,12 +32,12 @@ def runtime(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def alarms(runtime: Runtime) -> list[dict[str, Any]]:
     """How each partition that answers is woken."""
-    return [status["alarm"] for status in runtime.status()["partitions"].values() if "alarm" in status]
+    return [status["alarm"] for status in runtime.status().model_dump()["partitions"].values() if "alarm" in status]
 
 
 def wheel_status(runtime: Runtime) -> dict[str, Any]:
     """The wheel's own words; empty while it restarts."""
-    status: dict[str, Any] = runtime.status()["release_wheels"][RELEASE_WHEEL]
+    status: dict[str, Any] = runtime.status().release_wheels[RELEASE_WHEEL]
     return status if "pid" in status else {}
 
 
@@ -115,5 +115,5 @@ def test_a_runtime_without_a_wheel_wakes_its_partitions_by_itself(tmp_path: Path
     with Runtime.start(tmp_path, 2, name="wheelless", settings=settings) as runtime:
         due = ring(runtime, "alone", first_ms=200, every_ms=40, count=5)
         check_rung(runtime, due)
-        assert runtime.status()["release_wheels"] == {}
+        assert runtime.status().release_wheels == {}
         assert [alarm["backend"] for alarm in alarms(runtime)] == ["process"] * 2

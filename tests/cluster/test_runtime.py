@@ -31,6 +31,7 @@ from actors.errors import (
 from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace
 from actors.runtime import Runtime
 from actors.settings import Settings
+from actors.status import RuntimeStatus
 from drivers.files import partition_directory
 from tests.support.durable_classes import Counter, SecondCounter
 
@@ -270,8 +271,10 @@ def test_a_runtime_that_does_not_run_can_not_be_connected_to(runtime: Runtime) -
 
 def test_status_shows_every_partition_and_the_coordinator(runtime: Runtime) -> None:
     status = runtime.status()
-    assert sorted(status["partitions"]) == [0, 1]
-    assert [record.initialised for record in status["coordinator"].partitions] == [True, True]
+    assert sorted(status.partitions) == [0, 1]
+    assert [record["initialised"] for record in status.coordinator.partitions] == [True, True]
+    assert not status.moves.running
+    assert RuntimeStatus.model_validate_json(status.model_dump_json()).partitions[0].pid == status.partitions[0].pid
 
 
 # --- deaths -------------------------------------------------------------------------------------------

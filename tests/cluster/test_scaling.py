@@ -52,7 +52,7 @@ async def test_scaling_up_and_down_under_load_shows_no_error(runtime: Runtime) -
     await load.check()
     counts = await asyncio.to_thread(slot_counts, runtime)
     assert (len(counts), max(counts) - min(counts)) == (3, 1)
-    assert set((await asyncio.to_thread(runtime.status))["partitions"]) == {0, 1, 2}
+    assert set((await asyncio.to_thread(runtime.status)).partitions) == {0, 1, 2}
     for key in KEYS[:20]:
         fires = await until_fired(bells.get(key), len(due))
         assert sorted(fire[0] for fire in fires) == sorted(due)
@@ -121,7 +121,7 @@ def test_a_runtime_that_was_scaled_starts_again_with_what_it_has(local_ray: None
     with pytest.raises(InvalidOption, match="2 partitions"):
         Runtime.start(tmp_path / "data", 1, name="scaled-again")
     with Runtime.start(tmp_path / "data", name="scaled-again") as runtime:
-        assert len(runtime.status()["partitions"]) == 2
+        assert len(runtime.status().partitions) == 2
         assert [runtime.namespace(Ledger).get(key).total.sync() for key in KEYS[:10]] == [1] * 10
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from actors.cli import _plain, app
-from actors.coordinator_store import ClassDefinition
+from actors.channel import Endpoint
+from actors.cli import app
+from actors.coordinator import CoordinatorStatus
+from actors.coordinator_store import PartitionRecord
 from actors.durable_object import DurableObject
 from actors.object_timers import TimerInfo
+from actors.status import RuntimeStatus
 from actors.testing import LocalRuntime
 
 
@@ -63,9 +66,18 @@ async def test_a_narrow_table_cuts_nothing_off(tmp_path: Path) -> None:
     assert "…" not in run("timers", str(tmp_path))
 
 
-def test_what_actors_answer_is_shown_as_json() -> None:
-    shown = json.loads(json.dumps({"c": ClassDefinition("T", "m", "T", None)}, default=_plain))
-    assert shown["c"]["type_name"] == "T"
+def test_what_actors_answer_is_one_model_that_reads_back_from_json() -> None:
+    endpoint = Endpoint(0, 3, "n", "/s", None, None, "a")
+    known = CoordinatorStatus("c", 7, (PartitionRecord(0, True, 3, 70, "n", "/d"),), {0: endpoint})
+    said = {"partition": 0, "pid": 5, "epoch": 3, "outbox": 2}
+    status = RuntimeStatus.of("r", known, {"error": "gone"}, {0: said, 1: {"error": "silent"}}, {})
+    again = RuntimeStatus.model_validate_json(status.model_dump_json())
+    assert again.coordinator.partitions[0]["commit_seq"] == 70
+    assert again.coordinator.endpoints[0]["unix_path"] == "/s"
+    assert again.moves.error == "gone"
+    assert "outbox" in again.partitions[0], "what a partition tells besides is kept"
+    assert again.partitions[1].error == "silent"
+    assert again.partitions[1].pid is None
 
 
 async def test_a_snapshot_of_data_at_rest_is_a_runtime_of_its_own(tmp_path: Path) -> None:
