@@ -32,6 +32,7 @@ from actors.errors import MainspringError, Rejected  # noqa: E402
 from actors.namespace import Namespace, Stub  # noqa: E402
 from actors.object_timers import TimerInfo, TimerState  # noqa: E402
 from actors.settings import Settings  # noqa: E402
+from actors.toolkit.leases import Lease  # noqa: E402
 from actors.toolkit.outcomes import Outcome, OutcomeBacklog, PendingOutcome, register_sink  # noqa: E402
 from actors.toolkit.reservations import Reservation  # noqa: E402
 from actors.toolkit.tickets import Ticket, TicketUsage  # noqa: E402
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DurableObject",
+    "Lease",
     "MainspringError",
     "Namespace",
     "Outcome",

@@ -23,11 +23,13 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """The contents. While `ready` is False the coordinator may still create its own file; afterwards never again."""
+    """The contents. While `ready` is False the coordinator may still create its own file; afterwards never again. The
+    same for its engine's file and `engine`."""
 
     cluster_id: str
     partitions: int
     ready: bool = False
+    engine: bool = False
     format: int = _FORMAT
 
     @classmethod
@@ -47,7 +49,13 @@ class ClusterFile:
             fields = json.loads(text)
             number = int(fields["format"])
             if number <= _FORMAT:
-                return cls(str(fields["cluster_id"]), int(fields["partitions"]), bool(fields["ready"]), number)
+                return cls(
+                    str(fields["cluster_id"]),
+                    int(fields["partitions"]),
+                    bool(fields["ready"]),
+                    bool(fields.get("engine", False)),  # directories of before there were engines lack it
+                    number,
+                )
         except (ValueError, KeyError, TypeError) as error:
             raise WrongPartition(f"{path} is not a Mainspring cluster file: {error!r}") from error
         raise SchemaTooNew(f"{path} has format {number}, this Mainspring knows up to {_FORMAT}. Upgrade Mainspring.")
@@ -78,6 +86,13 @@ class ClusterFile:
         if self.partitions != partitions:
             os.replace(replace(self, partitions=partitions)._write_draft(data_dir), data_dir / FILE_NAME)
             fsync_directory(data_dir)
+
+    def mark_engine(self, data_dir: Path) -> None:
+        """Record durably that the file of the coordinator's engine exists."""
+        if self.engine:
+            return
+        os.replace(replace(self, engine=True)._write_draft(data_dir), data_dir / FILE_NAME)
+        fsync_directory(data_dir)
 
     def _write_draft(self, data_dir: Path) -> Path:
         descriptor, name = tempfile.mkstemp(prefix=f".{FILE_NAME}.", dir=data_dir)

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from actors.address import slot_of
 from actors.channel import Endpoint
 from actors.cluster_file import ClusterFile
 from actors.coordinator_store import (
@@ -20,26 +21,30 @@ from actors.coordinator_store import (
     PartitionRecord,
     SlotMap,
 )
-from actors.errors import DataMissing, PartitionStopped, WrongPartition
-from actors.logs import log_event, log_to_stderr
-from actors.opening import Opening
+from actors.errors import DataMissing, WrongPartition
+from actors.logs import log_event
 from actors.partition_leases import PartitionLeases
 from actors.process_id import ProcessId
-from actors.ray_calls import RayCalls, partition_actor, ray_namespace, remote_method
+from actors.ray_calls import RayCalls, partition_actor, ray_namespace
 from actors.settings import Settings
 from actors.slot_moves import SlotMoves
 from actors.slot_table import as_ranges
 from drivers.files import FileLock
+from timers.lease_sweep import HolderBacklog
+from timers.leases import Holder
 
 __all__ = [
     "Coordinator",
-    "CoordinatorActor",
     "CoordinatorConfig",
     "CoordinatorStatus",
     "OpeningFacts",
     "RuntimeDescription",
     "Verdict",
 ]
+
+
+#: How long a partition may take to say what one of its objects has sent.
+_BACKLOG_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ class CoordinatorStatus:
     map_version: int
     partitions: tuple[PartitionRecord, ...]
     endpoints: dict[int, Endpoint]
+    #: of the engine; empty while it is not open
+    engine: dict[str, Any] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -268,6 +275,14 @@ class Coordinator:
         if process is None or not process.kill():
             await self._calls.kill_async(partition_actor(partition))
 
+    async def backlog(self, holder: Holder) -> HolderBacklog:
+        """What an object has sent and has not arrived: the partition that owns it is asked. See `HolderBacklogs`."""
+        owner = self._store.slot_map().owners()[slot_of(holder.type_name, holder.object_key)]
+        backlog: HolderBacklog = await self._calls.call_async(
+            partition_actor(owner), "holder_backlog", holder, timeout_s=_BACKLOG_TIMEOUT_S
+        )
+        return backlog
+
     def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
         """A partition that has just opened found slots of these moves in its file. See `SlotMoves.settle`."""
         self.moves.settle(partition, moves)
@@ -291,99 +306,3 @@ class Coordinator:
             known=record.epoch,
         )
         return Verdict.FENCED
-
-
-class CoordinatorActor:
-    """The coordinator as a Ray actor: opens in the background, then passes calls on."""
-
-    # Async, so that it runs on the actor's event loop, and Ray awaits it. It must not raise: an actor whose
-    # `__init__` raises is never restarted.
-    async def __init__(self, config: CoordinatorConfig) -> None:  # type: ignore[misc]
-        log_to_stderr()
-        self._stopped = False
-        self._opening = Opening("The coordinator", lambda: Coordinator.open(config))
-        self._start = asyncio.ensure_future(self._opening.run())
-
-    async def _coordinator(self) -> Coordinator:
-        if self._stopped:
-            raise PartitionStopped("the coordinator has been stopped")
-        return await self._opening.get()
-
-    # What only reads is tried again by Ray across a restart: the caller waits instead of failing.
-    @remote_method(max_task_retries=-1)
-    async def describe(self) -> RuntimeDescription:
-        """See `Coordinator.describe`."""
-        return (await self._coordinator()).describe()
-
-    @remote_method(max_task_retries=-1)
-    async def slot_map(self, newer_than: int = 0, wait_ms: int = 0) -> SlotMap:
-        """See `Coordinator.slot_map`."""
-        return await (await self._coordinator()).slot_map(newer_than, wait_ms)
-
-    async def add_partition(self, partition: int) -> None:
-        """See `Coordinator.add_partition`."""
-        (await self._coordinator()).add_partition(partition)
-
-    async def remove_partition(self, partition: int) -> None:
-        """See `Coordinator.remove_partition`."""
-        (await self._coordinator()).remove_partition(partition)
-
-    async def spread(self, partitions: Sequence[int]) -> None:
-        """See `SlotMoves.spread`."""
-        (await self._coordinator()).moves.spread(partitions)
-
-    async def move_slots(self, slots: Sequence[int], target: int) -> None:
-        """See `SlotMoves.move`."""
-        await (await self._coordinator()).moves.move(slots, target)
-
-    @remote_method(max_task_retries=-1)
-    async def move_progress(self) -> dict[str, Any]:
-        """See `SlotMoves.progress`."""
-        return (await self._coordinator()).moves.progress()
-
-    async def renew(self, partition: int, process: ProcessId) -> None:
-        """See `Coordinator.renew`."""
-        (await self._coordinator()).renew(partition, process)
-
-    async def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
-        """See `Coordinator.settle_moves`."""
-        (await self._coordinator()).settle_moves(partition, moves)
-
-    async def status(self) -> CoordinatorStatus:
-        """See `Coordinator.status`."""
-        return (await self._coordinator()).status()
-
-    async def register_class(self, definition: ClassDefinition) -> None:
-        """See `Coordinator.register_class`."""
-        (await self._coordinator()).register_class(definition)
-
-    async def class_definition(self, type_name: str, wait_ms: int = 0) -> ClassDefinition | None:
-        """See `Coordinator.class_definition`."""
-        return await (await self._coordinator()).class_definition(type_name, wait_ms)
-
-    @remote_method(max_task_retries=-1)
-    async def opening_facts(self, partition: int) -> OpeningFacts:
-        """See `Coordinator.opening_facts`."""
-        return (await self._coordinator()).opening_facts(partition)
-
-    async def initialised(self, partition: int) -> None:
-        """See `Coordinator.initialised`."""
-        (await self._coordinator()).initialised(partition)
-
-    async def announce(
-        self, partition: int, epoch: int, endpoint: Endpoint, commit_seq: int, slots: Sequence[tuple[int, int]]
-    ) -> Verdict:
-        """See `Coordinator.announce`."""
-        return (await self._coordinator()).announce(partition, epoch, endpoint, commit_seq, slots)
-
-    async def report(self, partition: int, epoch: int, commit_seq: int) -> Verdict:
-        """See `Coordinator.report`."""
-        return (await self._coordinator()).report(partition, epoch, commit_seq)
-
-    async def stop(self) -> None:
-        """Close the file; later calls raise `PartitionStopped`. Idempotent."""
-        self._stopped = True
-        self._start.cancel()
-        coordinator = self._opening.opened
-        if coordinator is not None:
-            coordinator.close()

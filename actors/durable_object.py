@@ -21,6 +21,7 @@ from actors.errors import (
     Rejected,
     ReservedName,
 )
+from actors.toolkit.leases import Leases
 from actors.toolkit.outcomes import Outcomes
 from actors.toolkit.reservations import Reservations
 from actors.toolkit.sinks import is_sink
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from actors.object_host import ObjectHost
     from actors.object_timers import ObjectTimers
     from actors.storage import Storage
-    from actors.turn import TurnInfo
+    from actors.turn_info import TurnInfo
 
 __all__ = ["ClassInfo", "DurableObject", "MethodInfo", "class_info", "shared"]
 
@@ -123,6 +124,11 @@ class DurableObject:
         return Reservations(self)
 
     @property
+    def leases(self) -> Leases:
+        """Names that one object at a time holds, in the whole runtime. Raises `SerialTurnsNeeded`."""
+        return Leases(self)
+
+    @property
     def turn(self) -> TurnInfo:
         """The running turn: its attempt, and time and randomness that are the same when it is run again."""
         return self._ms_host.turn_info()
@@ -190,7 +196,7 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 _ALIKE = 0.85
 _PROPERTIES = frozenset(
     {"key", "id", "storage", "timers", "turn", "runtime", "send", "namespace", "block_concurrency"}
-    | {"outcomes", "tickets", "reservations"}
+    | {"outcomes", "tickets", "reservations", "leases"}
 )
 
 

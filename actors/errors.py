@@ -41,6 +41,7 @@ __all__ = [
     "ClassNotImportable",
     "CommitFailed",
     "CommitOutcomeUnknown",
+    "CoordinatorUnavailable",
     "CorruptRow",
     "CorruptValue",
     "DataMissing",
@@ -57,6 +58,8 @@ __all__ = [
     "InvalidOption",
     "InvalidSchedule",
     "InvalidTimerKind",
+    "LeaseHeld",
+    "LeaseLost",
     "MainspringError",
     "MalformedFrame",
     "MethodNotCallable",
@@ -88,6 +91,7 @@ __all__ = [
     "SinkTimeout",
     "SleepDropped",
     "SnapshotRefused",
+    "StaleLease",
     "StoreClosed",
     "SyncCallInLoop",
     "TicketConflict",
@@ -348,6 +352,30 @@ class IllegalTransition(Rejected):
 
 class TooManyReservations(Rejected):
     """The object has as many reservations as the limit allows, ended ones that are remembered too."""
+
+
+# --- coordinator, leases --------------------------------------------------------------------------
+
+
+class CoordinatorUnavailable(MainspringError):
+    """The coordinator did not answer in time. What it was asked may have been done; asking again is safe."""
+
+
+class LeaseHeld(Rejected):
+    """Another object holds the lease: `holder` (class, key), until `until_ms` (epoch ms) unless it renews it."""
+
+    def __init__(self, message: str, holder: tuple[str, str] = ("", ""), until_ms: int = 0) -> None:
+        super().__init__(message)
+        self.holder = holder
+        self.until_ms = until_ms
+
+
+class LeaseLost(Rejected):
+    """The lease is not held any more: it expired and was taken or removed, or it was released. Acquire it again."""
+
+
+class StaleLease(Rejected):
+    """What a lease protects has seen a later grant of it: who comes with this one does not hold it any more."""
 
 
 # --- link -----------------------------------------------------------------------------------------

@@ -43,11 +43,11 @@ class IntentRunner:
         if intent.fields[0] == "timer":
             self._run_timer(host, intent)
             return
-        _, method_name, args, flags, now_ms, attempt, chain, caller, refusals = intent.fields
+        _, method_name, args, flags, now_ms, attempt, chain, caller, answers = intent.fields
         work = CallWork(host, info.method(method_name), intent.turn_id, args, flags)
         work.chain = tuple((name, key) for name, key in chain)
         work.made_by(tuple(caller) if caller else None)
-        work.attempt, work.began_ms, work.resumed, work.refusals = attempt + 1, now_ms, True, refusals
+        work.attempt, work.began_ms, work.resumed, work.answers = attempt + 1, now_ms, True, answers
         self._partition.admission.adopt(work)
         host.recovering = True
         self._partition.careful.suspect(work, host.expect(partial(host.resume, work)))
@@ -57,13 +57,13 @@ class IntentRunner:
         self.run(intent)
 
     def _run_timer(self, host: ObjectHost, intent: Intent) -> None:
-        _, name, generation, now_ms, attempt, refusals = intent.fields
+        _, name, generation, now_ms, attempt, answers = intent.fields
         row = host.directory().get(name)
         if row is None or row.generation != generation:
             self._partition.persist([(INTENTS, (intent.class_name, intent.key), None)])
             return
         work = TimerWork(host, row)
-        work.attempt, work.began_ms, work.resumed, work.refusals = attempt + 1, now_ms, True, refusals
+        work.attempt, work.began_ms, work.resumed, work.answers = attempt + 1, now_ms, True, answers
         host.recovering = True
         self._partition.dispatcher.adopt(work)
         self._partition.careful.suspect(work, host.expect(partial(host.resume, work)))

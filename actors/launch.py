@@ -15,7 +15,8 @@ import ray
 from ray.exceptions import RayError
 
 from actors.cluster_file import ClusterFile
-from actors.coordinator import CoordinatorActor, CoordinatorConfig, RuntimeDescription
+from actors.coordinator import CoordinatorConfig, RuntimeDescription
+from actors.coordinator_actor import CoordinatorActor
 from actors.errors import InvalidOption, MainspringError, RuntimeNotStarted
 from actors.local_ray import import_paths
 from actors.logs import log_event

@@ -25,7 +25,8 @@ from actors.object_timers import ObjectTimers
 from actors.outbox import Sender
 from actors.storage import Storage
 from actors.timer_work import TimerWork
-from actors.turn import Turn, TurnInfo
+from actors.turn import Turn
+from actors.turn_info import TurnInfo
 from actors.work import CallWork, Reply, Work, raised
 from actors.write_buffer import DirectoryRow, WriteBuffer
 from drivers.clock import Handle

@@ -19,6 +19,7 @@ from actors.channel import Channel, ChannelHandler
 from actors.claims import Claims
 from actors.class_table import ClassTable, FetchClass
 from actors.client import Client, Directory
+from actors.coordinator_services import CoordinatorServices, NoCoordinator
 from actors.departure import Departures
 from actors.durable_object import ClassInfo, DurableObject
 from actors.early_commit import outcome_of
@@ -31,6 +32,7 @@ from actors.errors import (
     PartitionStopped,
     WrongThread,
 )
+from actors.holder_backlogs import holder_backlog
 from actors.inbox import Inbox
 from actors.inbox_sweep import InboxSweep
 from actors.inside_runtime import InsideRuntime
@@ -60,6 +62,8 @@ from drivers.ticker import Ticker
 from drivers.timer_store import CommittingTimerStore
 from drivers.write_set import WriteSet
 from timers.firing import PartitionName, PartitionRole
+from timers.lease_sweep import HolderBacklog
+from timers.leases import Holder
 from timers.message_rows import OutboxRow
 from timers.registry import TimerRegistry
 
@@ -82,6 +86,7 @@ class PartitionConfig:
     min_commit_seq: int = 0
     runtime_name: str = "default"
     fetch_class: FetchClass | None = field(default=None, compare=False)
+    coordinator: CoordinatorServices = field(default_factory=NoCoordinator, compare=False)
 
 
 class Partition:
@@ -90,6 +95,7 @@ class Partition:
     def __init__(self, config: PartitionConfig, driver: Driver, opened: OpenedStore, recovery: Recovery) -> None:
         self.config = config
         self.settings = config.settings
+        self.coordinator = config.coordinator
         self.clock = driver.clock
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
@@ -239,6 +245,10 @@ class Partition:
     def moves(self) -> dict[str, tuple[str, int]]:
         """Moves of slots that have not come to their end here; see `SlotTable.moves`."""
         return self.slot_table.moves()
+
+    def holder_backlog(self, holder: Holder) -> HolderBacklog:
+        """What an object of this partition has sent and has not arrived."""
+        return holder_backlog(self, holder)
 
     def leftovers(self) -> str:
         """What is here although the partition may own no slot any more, for people; empty when it can be ended."""

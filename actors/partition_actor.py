@@ -30,12 +30,15 @@ from actors.partition_leases import LeaseRenewal
 from actors.process_id import ProcessId
 from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace, remote_method
 from actors.ray_directory import RayDirectory, Transport
+from actors.ray_services import RayServices
 from actors.ray_transport import Answer
 from actors.settings import Settings
 from actors.watchdog import Watchdog
 from actors.wheel_waker import WheelWaker
 from drivers.durable_object import DurableObjectDriver, tune_process
 from drivers.waker import Waker
+from timers.lease_sweep import HolderBacklog
+from timers.leases import Holder
 
 __all__ = ["CONCURRENCY_GROUPS", "PartitionActor", "PartitionActorConfig", "PartitionThread", "RayCoordinator"]
 
@@ -242,6 +245,11 @@ class PartitionActor:
         return await self._on_host(PartitionHost.leftovers)
 
     @remote_method(concurrency_group="control")
+    async def holder_backlog(self, holder: Holder) -> HolderBacklog:
+        """See `Partition.holder_backlog`."""
+        return await self._on_host(lambda host: host.holder_backlog(holder))
+
+    @remote_method(concurrency_group="control")
     async def send_slots(self, move_id: str, slots: list[int], target: int, patience_ms: int, cut_short: bool) -> int:
         """See `Departures.send`."""
 
@@ -368,6 +376,7 @@ async def _open_partition(
             settings=config.settings,
             runtime_name=config.runtime,
             fetch_class=fetch_class,
+            coordinator=RayServices(calls),
         ),
         directory,
         driver=DurableObjectDriver(

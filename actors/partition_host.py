@@ -24,6 +24,8 @@ from actors.ray_calls import ActorUnreachable
 from actors.ray_transport_server import RayTransportServer
 from actors.settings import Settings
 from drivers.files import partition_directory
+from timers.lease_sweep import HolderBacklog
+from timers.leases import Holder
 
 __all__ = ["CoordinatorPort", "HostConfig", "HostedPartition", "OpenOrder", "PartitionHost"]
 
@@ -76,6 +78,8 @@ class HostedPartition(Protocol):
     def leftovers(self) -> str: ...
 
     def snapshot(self) -> Snapshot: ...
+
+    def holder_backlog(self, holder: Holder) -> HolderBacklog: ...
 
     departures: Departures
     arrivals: Arrivals
@@ -161,6 +165,10 @@ class PartitionHost:
     async def leftovers(self) -> str:
         """See `Partition.leftovers`. Raises like `endpoint`."""
         return (await self._serving()).partition.leftovers()
+
+    async def holder_backlog(self, holder: Holder) -> HolderBacklog:
+        """See `Partition.holder_backlog`. Raises like `endpoint`."""
+        return (await self._serving()).partition.holder_backlog(holder)
 
     async def departures(self) -> Departures:
         """The side of moves that gives slots away. Raises like `endpoint`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -95,6 +95,21 @@ class Settings(BaseModel):
     )
     message_page: int = Field(32, ge=1, description="Messages of one pair of objects under way at a time.")
 
+    # --- coordinator, leases
+    coordinator_wait_ms: int = Field(
+        10_000, ge=0, description="How long a turn waits for a coordinator that does not answer: it may be restarting."
+    )
+    lease_ttl_ms: int = Field(30_000, ge=1, description="How long a lease lasts that is not renewed.")
+    max_lease_ttl_ms: int = Field(
+        86_400_000, ge=1, description="The longest that may be asked for: others wait so long when a holder is gone."
+    )
+    lease_margin_ms: int = Field(
+        5_000,
+        ge=1,
+        description="A holder stops using a lease so long before its end: clocks differ, commits wait.",
+    )
+    lease_min_usable_ms: int = Field(1_000, ge=1, description="What must be left of a lease without the margin.")
+
     # --- process
     loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
     loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")
@@ -115,3 +130,19 @@ class Settings(BaseModel):
     batch_delay_ms: int = Field(0, ge=0, description="Extra time stubs wait to gather calls; 0: one loop tick.")
     ack_delay_ms: int = Field(50, ge=0, description="Idle stubs acknowledge replies after this.")
     connect_timeout_ms: int = Field(30_000, ge=1, description="Starting: how long to wait for a partition to serve.")
+
+    @model_validator(mode="after")
+    def _lease_outlasts_its_margin(self) -> Settings:
+        if self.lease_ttl_ms <= self.least_lease_ttl_ms:
+            raise ValueError(
+                f"lease_ttl_ms = {self.lease_ttl_ms} must be more than lease_margin_ms + lease_min_usable_ms = "
+                f"{self.least_lease_ttl_ms}: nothing of a lease would be left to use"
+            )
+        if self.max_lease_ttl_ms < self.lease_ttl_ms:
+            raise ValueError(f"max_lease_ttl_ms = {self.max_lease_ttl_ms} is less than lease_ttl_ms")
+        return self
+
+    @property
+    def least_lease_ttl_ms(self) -> int:
+        """A lease must last longer than this."""
+        return self.lease_margin_ms + self.lease_min_usable_ms

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["CoordinatorReport", "MovesReport", "PartitionReport", "RuntimeStatus"]
+__all__ = ["CoordinatorReport", "EngineReport", "MovesReport", "PartitionReport", "RuntimeStatus"]
 
 
 class _Report(BaseModel):
@@ -62,6 +62,18 @@ class PartitionReport(_Report):
     commit_p99_ms: float = 0
 
 
+class EngineReport(_Report):
+    """The coordinator's engine, which keeps leases and totals of quotas. `lagging_leases`: how often a lease was found
+    kept for more than a minute past its end, because messages of its holder had not arrived."""
+
+    pid: int | None = None
+    epoch: int = 0
+    commit_seq: int = 0
+    commits: int = 0
+    next_due_ms: int | None = None
+    lagging_leases: int = 0
+
+
 class CoordinatorReport(_Report):
     """What the coordinator knows: the version of the slot map, and of each partition its highest epoch and commit, its
     node and directory."""
@@ -70,6 +82,7 @@ class CoordinatorReport(_Report):
     map_version: int = 0
     partitions: tuple[dict[str, Any], ...] = ()
     endpoints: dict[int, dict[str, Any]] = {}
+    engine: EngineReport = EngineReport()
 
 
 class MovesReport(_Report):

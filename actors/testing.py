@@ -18,6 +18,7 @@ from actors.address import SLOTS
 from actors.channel import Channel, ChannelHandler, Hello
 from actors.client import Client
 from actors.cluster_file import LOCAL_CLUSTER, ClusterFile
+from actors.coordinator_engine import EngineConfig
 from actors.dead_letters import DeadLetter, DeadLetters
 from actors.durable_object import DurableObject, class_info
 from actors.errors import (
@@ -28,6 +29,8 @@ from actors.errors import (
     SyncCallInLoop,
     WrongPartition,
 )
+from actors.holder_backlogs import LocalBacklogs
+from actors.local_coordinator import LocalCoordinator
 from actors.local_moves import LocalMoves
 from actors.loopback import connect_loopback
 from actors.namespace import Namespace, Stub
@@ -35,10 +38,11 @@ from actors.partition import Partition, PartitionConfig
 from actors.settings import Settings
 from actors.slot_table import as_ranges
 from drivers.clock import Clock, SystemClock, VirtualClock
+from drivers.files import COORDINATOR
 from drivers.memory_store import MemoryData
 from drivers.native import NativeDriver, has_partition_file
 
-__all__ = ["DeadLetter", "LocalRuntime", "SystemClock", "VirtualClock"]
+__all__ = ["COORDINATOR", "DeadLetter", "LocalRuntime", "SystemClock", "VirtualClock"]
 
 T = TypeVar("T")
 
@@ -128,6 +132,7 @@ class LocalRuntime(DeadLetters):
         self._classes: list[type[DurableObject]] = []
         self._directory = _LocalDirectory(self)
         self.moves: LocalMoves
+        self._coordinator: LocalCoordinator | None = None
         self._client: Client | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -155,7 +160,11 @@ class LocalRuntime(DeadLetters):
             )
         cluster = self._open_cluster()
         self.moves = self._open_moves(cluster)
+        directory = "" if self._data_dir is None else str(self._data_dir)
+        config = EngineConfig(directory, LOCAL_CLUSTER, recorded=cluster is not None, settings=self.settings)
+        self._coordinator = LocalCoordinator(config, self._driver, LocalBacklogs(self._find_by_slot))
         try:
+            await self._coordinator.start()
             for number in range(self.partition_count):
                 await self._open(number)
             if cluster is not None:
@@ -207,6 +216,7 @@ class LocalRuntime(DeadLetters):
             slots=as_ranges(self.moves.slots_of(number)),
             settings=self.settings,
             runtime_name=self.name,
+            coordinator=self.coordinator,
         )
         partition = await Partition.open(config, self._directory, driver=self._driver, classes=self._classes)
         self.partitions[number] = partition
@@ -220,6 +230,8 @@ class LocalRuntime(DeadLetters):
             if partition is not None:
                 await partition.stop()
                 self.partitions[number] = None
+        if self._coordinator is not None:
+            await self._coordinator.stop()
         self.moves.close()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -303,7 +315,12 @@ class LocalRuntime(DeadLetters):
         return host is not None and partition.evict(host)
 
     async def crash(self, partition: int | None = None) -> None:
-        """Drop memory and keep the disk, as `kill -9` does, then start again. All partitions, or one."""
+        """Drop memory and keep the disk, as `kill -9` does, then start again. Everything, or one partition;
+        `COORDINATOR` is the coordinator's number."""
+        if partition is None or partition == COORDINATOR:
+            await self.coordinator.crash()
+        if partition == COORDINATOR:
+            return
         for number in range(self.partition_count) if partition is None else [partition]:
             found = self.partitions[number]
             if found is not None:
@@ -342,6 +359,16 @@ class LocalRuntime(DeadLetters):
     def _find(self, number: int) -> Partition | None:
         return self.partitions[number] if number < len(self.partitions) else None
 
+    def _find_by_slot(self, slot: int) -> Partition | None:
+        return self._find(self._directory.partition_of(slot))
+
+    @property
+    def coordinator(self) -> LocalCoordinator:
+        """Leases, and what all objects together have charged to quotas."""
+        if self._coordinator is None:
+            raise RuntimeNotStarted(f"runtime {self.name!r} is not running: use it inside `async with`")
+        return self._coordinator
+
     def _running(self) -> list[Partition]:
         return [partition for partition in self.partitions if partition is not None]
 
@@ -357,13 +384,14 @@ class LocalRuntime(DeadLetters):
         return self._virtual
 
     def _progress(self) -> tuple[int, ...]:
-        return tuple(p.turns + p.committer.commits + p.admission.calls + p.activations for p in self._running())
+        moved = (p.turns + p.committer.commits + p.admission.calls + p.activations for p in self._running())
+        return (*moved, self.coordinator.commits)
 
     async def _settle(self) -> None:
         """Until nothing moves by itself: what still waits then waits for time, or for something outside."""
         loop = asyncio.get_running_loop()
         quiet, seen, since = 0, self._progress(), loop.time()
-        while any(partition.busy for partition in self._running()):
+        while self.coordinator.busy or any(partition.busy for partition in self._running()):
             # what runs in threads or waits for sockets needs real time; everything else only loop turns
             await asyncio.sleep(0 if quiet < _QUIET_TURNS else 0.001)
             progress = self._progress()

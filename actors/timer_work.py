@@ -115,7 +115,7 @@ class TimerWork(Work):
         return failed_row(self.row, self.spec, now_ms, self.turn_id)
 
     def pack_intent(self, turn: Turn) -> bytes:
-        fields = ["timer", self.row.name, self.row.generation, turn.now_ms, turn.attempt, self.refusals]
+        fields = ["timer", self.row.name, self.row.generation, turn.now_ms, turn.attempt, self.answers]
         packed: bytes = msgpack.packb(fields)
         return packed
 

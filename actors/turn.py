@@ -7,9 +7,8 @@ import enum
 import hashlib
 import random
 import threading
-from collections.abc import Awaitable
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from actors import early_commit, pickled
 from actors.address import ClassRef, slot_of
@@ -34,7 +33,9 @@ if TYPE_CHECKING:
     from actors.object_host import ObjectHost
     from actors.work import Work
 
-__all__ = ["Turn", "TurnInfo", "inside_call_id"]
+__all__ = ["Turn", "inside_call_id"]
+
+T = TypeVar("T")
 
 
 def inside_call_id(turn_id: bytes, type_name: str, key: str, method: str, index: int) -> bytes:
@@ -42,40 +43,6 @@ def inside_call_id(turn_id: bytes, type_name: str, key: str, method: str, index:
     hasher = hashlib.blake2b(turn_id, digest_size=16)
     hasher.update(f"\0{type_name}\0{key}\0{method}\0{index}".encode())
     return b"i" + hasher.digest()
-
-
-class TurnInfo:
-    """The running turn, as the object's code sees it: stable when the platform runs the turn again."""
-
-    __slots__ = ("_turn",)
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-
-    @property
-    def id(self) -> bytes:
-        """Names this turn for ever; the same when the platform runs it again."""
-        return self._turn.turn_id
-
-    @property
-    def attempt(self) -> int:
-        """1 for the first run, more when the platform runs the turn again after a crash."""
-        return self._turn.attempt
-
-    @property
-    def now_ms(self) -> int:
-        """When the turn first began, in epoch ms; the same when it is run again after it called out or synced."""
-        return self._turn.now_ms
-
-    @property
-    def now(self) -> datetime:
-        """`now_ms` as an aware datetime in UTC."""
-        return datetime.fromtimestamp(self._turn.now_ms / 1_000, tz=timezone.utc)
-
-    @property
-    def random(self) -> random.Random:
-        """Random numbers drawn from the turn's id."""
-        return self._turn.random()
 
 
 class _State(enum.Enum):
@@ -253,14 +220,20 @@ class Turn:
         most = self.host.partition.settings.max_args_bytes
         if len(data) > most:
             raise ValueTooLarge(f"arguments of {ref.type_name}.{method}: {len(data):,} bytes (limit {most:,})")
-        if self._counts is None or self.calls is None:
-            self._counts, self.calls, self.called = {}, set(), []
+        if self._counts is None:
+            self._counts, self.called = {}, []
         count_key = (ref.type_name, key, method)
         index = self._counts.get(count_key, 0)
         self._counts[count_key] = index + 1
         call_id = inside_call_id(self.turn_id, ref.type_name, key, method, index)
+        return self.begin_call(self._call(ref, key, method, data, flags, call_id, is_shared, timeout_ms))
+
+    def begin_call(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something that the turn does not end before, whether its code waits for it or not."""
         self.outstanding += 1
-        task = asyncio.ensure_future(self._call(ref, key, method, data, flags, call_id, is_shared, timeout_ms))
+        task = asyncio.ensure_future(call)
+        if self.calls is None:
+            self.calls = set()
         self.calls.add(task)
         task.add_done_callback(self._call_ended)
         return task
@@ -294,7 +267,7 @@ class Turn:
         timeout_ms: int | None,
     ) -> Any:
         assert self.work is not None
-        refusal = self.work.refusals.get(call_id) if self.work.refusals else None
+        refusal = self.answer_to(call_id)
         if refusal is not None:
             raise decode_error(refusal)  # what the first run met: it may have decided by it
         if is_shared or self.read_only or self.host.interleaved:
@@ -318,7 +291,7 @@ class Turn:
                 caller=(*own, self.turn_id),
             )
         except MainspringError as error:
-            await self._remember_refusal(call_id, encode_error(error))
+            await self.remember(call_id, encode_error(error))
             raise
         finally:
             # also when the code stopped waiting: the target may have recorded an outcome that must be released
@@ -329,18 +302,30 @@ class Turn:
         if status == OK_PICKLED:
             return pickled.load(payload, f"the reply of {ref.type_name}.{method}")
         if status == REFUSED:
-            await self._remember_refusal(call_id, payload)
+            await self.remember(call_id, payload)
         raise decode_error(payload)
 
-    async def _remember_refusal(self, call_id: bytes, payload: bytes) -> None:
-        """A refusal is recorded nowhere else, and may be no refusal when the turn is run again: keep it, durably, with
-        the intent, before the code can decide by it."""
+    async def before_asking(self) -> None:
+        """Until everything is durable that a request to somebody else may rest on, and that this turn runs."""
+        if self.is_activation:  # never run again as the same turn: there is nothing to keep
+            await early_commit.earlier_durable(self.host, self)
+        else:
+            await self.ensure_intent()
+
+    def answer_to(self, ask_id: bytes) -> bytes | None:
+        """What the turn was answered when it ran before, if it was."""
+        answers = None if self.work is None else self.work.answers
+        return answers.get(ask_id) if answers else None
+
+    async def remember(self, ask_id: bytes, answer: bytes) -> None:
+        """A refusal, or an answer of the coordinator, is recorded nowhere else, and may be another one when the turn is
+        run again: keep it, durably, with the intent, before the code can decide by it."""
         if not self.recorded or self.host.partition.stopped:
             return
         assert self.work is not None
-        if self.work.refusals is None:
-            self.work.refusals = {}
-        self.work.refusals[call_id] = payload
+        if self.work.answers is None:
+            self.work.answers = {}
+        self.work.answers[ask_id] = answer
         await asyncio.shield(early_commit.commit_intent(self.host, self))
 
     def _call_ended(self, task: asyncio.Future[Any]) -> None:

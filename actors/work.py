@@ -63,13 +63,13 @@ class Work:
     """Common to calls and timers. One is made for each, so it has slots and nothing that few need is made early."""
 
     __slots__ = (
+        "answers",
         "attempt",
         "began_ms",
         "chain",
         "claimed",
         "host",
         "method",
-        "refusals",
         "resumed",
         "settled",
         "suspected",
@@ -85,8 +85,9 @@ class Work:
         self.attempt = 1
         #: when the turn first began, for turns that are run again
         self.began_ms: int | None = None
-        #: nested calls of this turn that were refused, by call id: a re-run meets the same refusals
-        self.refusals: dict[bytes, bytes] | None = None
+        #: what nobody else has a record of, by the id of what was asked: refused nested calls, the coordinator's
+        #: answers. A re-run meets the same.
+        self.answers: dict[bytes, bytes] | None = None
         #: a durable claim exists and must be deleted with the outcome
         self.claimed = False
         #: the turn's intent is on disk already: it is being run again after a crash
@@ -217,7 +218,7 @@ class CallWork(Work):
                 turn.attempt,
                 [list(link) for link in self.chain],
                 list(self.caller) if self.caller else None,
-                self.refusals,
+                self.answers,
             ]
         )
         return packed

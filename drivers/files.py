@@ -6,11 +6,26 @@ import errno
 import fcntl
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.errors import PartitionBusy, UnsupportedFilesystem
 
-__all__ = ["FileLock", "check_filesystem", "fsync_directory", "make_directory", "partition_directory"]
+__all__ = [
+    "COORDINATOR",
+    "PARTITION_FILE",
+    "FileLock",
+    "StoreFiles",
+    "check_filesystem",
+    "fsync_directory",
+    "make_directory",
+    "partition_directory",
+    "store_files",
+]
+
+#: The number of the partition that is the coordinator's own: beside those that hold objects, which count from 0.
+COORDINATOR = -1
+PARTITION_FILE = "partition.sqlite"
 
 #: How often a waiting opener looks whether the holder is gone.
 _LOCK_POLL_S = 0.05
@@ -37,6 +52,27 @@ _NETWORK_FILESYSTEMS = frozenset(
 def partition_directory(data_dir: Path | str, partition: int) -> Path:
     """Where a partition's files are."""
     return Path(data_dir) / "partitions" / f"{partition:04d}"
+
+
+@dataclass(frozen=True)
+class StoreFiles:
+    """A partition's database, and the lock of its one owner."""
+
+    database: Path
+    lock: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.database.parent
+
+
+def store_files(data_dir: Path | str, partition: int) -> StoreFiles:
+    """The files of a partition, or of the coordinator's engine."""
+    if partition == COORDINATOR:
+        directory = Path(data_dir) / "coordinator"
+        return StoreFiles(directory / "engine.sqlite", directory / "engine.lock")
+    directory = partition_directory(data_dir, partition)
+    return StoreFiles(directory / PARTITION_FILE, directory / "partition.lock")
 
 
 def fsync_directory(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from drivers.errors import DataMissing
-from drivers.native import PARTITION_FILE
+from drivers.files import PARTITION_FILE
 from drivers.schema import check_schema
 
 __all__ = ["DEAD_LETTERS", "LOST_TIMERS", "OBJECTS", "TIMERS", "find_partitions", "integrity", "read_all"]

@@ -11,7 +11,7 @@ from drivers.checkpoint import Checkpointer
 from drivers.clock import Clock, SystemClock
 from drivers.errors import DataMissing
 from drivers.executor import Executor, InlineExecutor, ThreadExecutor
-from drivers.files import FileLock, check_filesystem, make_directory, partition_directory
+from drivers.files import FileLock, check_filesystem, make_directory, store_files
 from drivers.memory_store import MemoryData, MemoryStore
 from drivers.sqlite_store import SqliteStore
 from drivers.store import Store
@@ -19,12 +19,10 @@ from drivers.waker import ProcessWaker, Waker
 
 __all__ = ["Driver", "NativeDriver", "OpenedStore", "has_partition_file"]
 
-PARTITION_FILE = "partition.sqlite"
-
 
 def has_partition_file(data_dir: str, partition: int) -> bool:
     """Whether the partition has a database in this data directory."""
-    return (partition_directory(data_dir, partition) / PARTITION_FILE).exists()
+    return store_files(data_dir, partition).database.exists()
 
 
 class OpenedStore(Protocol):
@@ -105,16 +103,17 @@ class NativeDriver:
         if self._memory is not None:
             data = self._memory.setdefault(partition, MemoryData(cluster_id, partition))
             return _LockedStore(MemoryStore(data), None)
-        directory = partition_directory(data_dir, partition)
+        files = store_files(data_dir, partition)
+        directory = files.directory
         check_filesystem(directory)
         if create:
             make_directory(directory)
         elif not directory.exists():  # nothing is made here: the disk that belongs in this place may be away
             raise DataMissing(f"partition {partition}: {directory} does not exist. Mount its disk or bring it back.")
-        lock = FileLock(directory / "partition.lock")
+        lock = FileLock(files.lock)
         lock.acquire(self._lock_wait_ms)
         try:
-            path = directory / PARTITION_FILE
+            path = files.database
             if create and not path.exists():
                 SqliteStore.create(path, cluster_id, partition)
             store = self._open_file(path, cluster_id, partition, min_commit_seq)

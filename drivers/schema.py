@@ -240,6 +240,69 @@ CREATE TABLE reservations (
 ) WITHOUT ROWID;
 """
 
+# Leases and what all objects together have charged to a quota live in the coordinator's file; guards, counters and
+# views beside the objects they belong to.
+_LEASE_TABLES = """
+CREATE TABLE leases (
+    name TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL,
+    holder_class TEXT NOT NULL,
+    holder_key TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    expires_ms INTEGER NOT NULL,
+    sweep_due_ms INTEGER NOT NULL,
+    watermark_ms INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE lease_guards (
+    oid INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    PRIMARY KEY (oid, name)
+) WITHOUT ROWID;
+"""
+_QUOTA_TABLES = """
+CREATE TABLE quota_counters (
+    oid INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    window_ms INTEGER NOT NULL,
+    window_number INTEGER NOT NULL,
+    source TEXT NOT NULL,
+    operations INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (oid, name, window_ms, window_number)
+) WITHOUT ROWID;
+CREATE TABLE quota_views (
+    oid INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    window_ms INTEGER NOT NULL,
+    window_number INTEGER NOT NULL,
+    total_operations INTEGER NOT NULL,
+    total_bytes INTEGER NOT NULL,
+    pushed_operations INTEGER NOT NULL,
+    pushed_bytes INTEGER NOT NULL,
+    observed_ms INTEGER NOT NULL,
+    PRIMARY KEY (oid, name, window_ms, window_number)
+) WITHOUT ROWID;
+CREATE TABLE quota_totals (
+    name TEXT NOT NULL,
+    window_ms INTEGER NOT NULL,
+    window_number INTEGER NOT NULL,
+    operations INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    sources INTEGER NOT NULL,
+    PRIMARY KEY (name, window_ms, window_number)
+) WITHOUT ROWID;
+CREATE TABLE quota_sources (
+    name TEXT NOT NULL,
+    window_ms INTEGER NOT NULL,
+    window_number INTEGER NOT NULL,
+    source TEXT NOT NULL,
+    operations INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (name, window_ms, window_number, source)
+) WITHOUT ROWID;
+"""
+
 
 # Finds the engine's timers of one object, to move or delete them with it; the user lane is found by the directory.
 _TIMER_OWNERS = "CREATE INDEX timers_by_owner ON timers (substr(ref, 1, 8)) WHERE lane <> 32;"
@@ -258,6 +321,8 @@ def m002_toolkit(db: Database) -> None:
     _create(db, _TICKET_TABLES)
     _create(db, _TIMER_OWNERS)
     _create(db, _MESSAGE_TABLES)
+    _create(db, _LEASE_TABLES)
+    _create(db, _QUOTA_TABLES)
 
 
 def _create(db: Database, statements: str) -> None:

@@ -18,9 +18,15 @@ __all__ = [
     "INBOX",
     "INTENTS",
     "KV",
+    "LEASES",
+    "LEASE_GUARDS",
     "OBJECTS",
     "OUTBOX",
     "OUTCOMES",
+    "QUOTA_COUNTERS",
+    "QUOTA_SOURCES",
+    "QUOTA_TOTALS",
+    "QUOTA_VIEWS",
     "RECEIVED",
     "RESERVATIONS",
     "SLOTS",
@@ -119,6 +125,14 @@ SLOT_NUMBERS = "slot_numbers"
 RECEIVED = "received"
 
 _MESSAGE = ("source_class", "source_key", "class", "key", "method", "args", "retry")
+LEASES = "leases"
+LEASE_GUARDS = "lease_guards"
+QUOTA_COUNTERS = "quota_counters"
+QUOTA_VIEWS = "quota_views"
+QUOTA_TOTALS = "quota_totals"
+QUOTA_SOURCES = "quota_sources"
+
+_WINDOW = ("name", "window_ms", "window_number")
 
 TABLES: dict[str, TableSpec] = {
     spec.name: spec
@@ -207,5 +221,32 @@ TABLES: dict[str, TableSpec] = {
             ),
             per_object=True,
         ),
+        # The coordinator's: who holds each lease.
+        TableSpec(
+            LEASES,
+            ("name",),
+            ("epoch", "holder_class", "holder_key", "request_id", "expires_ms", "sweep_due_ms", "watermark_ms"),
+        ),
+        TableSpec(LEASE_GUARDS, ("oid", "name"), ("epoch",), per_object=True),
+        # What was charged is told to the coordinator even when the object is gone.
+        TableSpec(
+            QUOTA_COUNTERS,
+            ("oid", *_WINDOW),
+            ("source", "operations", "bytes"),
+            per_object=True,
+            outlives_object=True,
+            turns=TurnRule.BETWEEN_TURNS,
+        ),
+        TableSpec(
+            QUOTA_VIEWS,
+            ("oid", *_WINDOW),
+            ("total_operations", "total_bytes", "pushed_operations", "pushed_bytes", "observed_ms"),
+            per_object=True,
+            outlives_object=True,
+            turns=TurnRule.BESIDE_TURNS,
+        ),
+        # The coordinator's: what all objects together have charged, and what each of them has told so far.
+        TableSpec(QUOTA_TOTALS, _WINDOW, ("operations", "bytes", "sources")),
+        TableSpec(QUOTA_SOURCES, (*_WINDOW, "source"), ("operations", "bytes")),
     )
 }

@@ -7,6 +7,8 @@ from typing import Any
 
 from actors.channel import Channel
 from actors.metrics import Snapshot
+from timers.lease_sweep import HolderBacklog
+from timers.leases import Holder
 
 
 class EchoHandler:
@@ -53,6 +55,9 @@ class StubPartition:
 
     def leftovers(self) -> str:
         return ""
+
+    def holder_backlog(self, holder: Holder) -> HolderBacklog:
+        return HolderBacklog(0, 0)
 
     async def stop(self) -> None:
         self.stopped = True

@@ -1,0 +1,100 @@
+"""kill -9 of the coordinator: what it keeps for all objects is there again, and who waits for it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.errors import LeaseHeld, StaleLease
+from actors.runtime import Runtime
+from drivers.files import COORDINATOR, store_files
+from tests.cluster.lease_apps import Vault, Worker
+from tests.support.killing import kill_9, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def runtime(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    with Runtime.start(tmp_path_factory.mktemp("coordinator"), 2, name="coordinated") as started:
+        yield started
+
+
+def kill_coordinator(runtime: Runtime) -> int:
+    """SIGKILL to the coordinator's process; its pid."""
+    pid: int = wait_for(lambda: runtime.status().coordinator.engine.pid or 0, "the coordinator's engine")
+    kill_9(pid)
+    return pid
+
+
+def leases_on_disk(runtime: Runtime) -> list[str]:
+    """The leases in the file of the coordinator's engine, which may be open elsewhere."""
+    path = store_files(runtime.data_dir, COORDINATOR).database
+    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        return [name for (name,) in db.execute("SELECT name FROM leases")]
+
+
+def test_leases_survive_the_coordinator(runtime: Runtime) -> None:
+    workers, vault = runtime.namespace(Worker), runtime.namespace(Vault).get("kept")
+    first = workers.get("a").take.sync("kept", "10m")
+    pid = kill_coordinator(runtime)
+    with pytest.raises(LeaseHeld) as refused:
+        workers.get("b").take.sync("kept")  # waits until it is back
+    assert (refused.value.holder, refused.value.until_ms) == (("Worker", "a"), first.expires_ms)
+    renewed = workers.get("a").renew.sync("kept")
+    assert (renewed.epoch, renewed.expires_ms >= first.expires_ms) == (first.epoch, True)
+    vault.write.sync("kept", first.epoch, "a")
+    workers.get("a").give_back.sync("kept")
+    second = workers.get("b").take.sync("kept")
+    assert second.epoch > first.epoch
+    vault.write.sync("kept", second.epoch, "b")
+    with pytest.raises(StaleLease):
+        vault.write.sync("kept", first.epoch, "a again")
+    assert runtime.status().coordinator.engine.pid != pid
+
+
+def test_a_lease_that_nobody_renews_is_swept_by_the_coordinator_that_comes_after(runtime: Runtime) -> None:
+    workers = runtime.namespace(Worker)
+    lease = workers.get("a").take.sync("swept", "7s")
+    kill_coordinator(runtime)
+    assert "swept" in leases_on_disk(runtime)
+    wait_for(lambda: "swept" not in leases_on_disk(runtime), "its end")
+    assert workers.get("b").take.sync("swept").epoch > lease.epoch
+
+
+def test_turns_under_leases_happen_once_while_the_coordinator_is_killed(runtime: Runtime) -> None:
+    workers, vault = runtime.namespace(Worker), runtime.namespace(Vault)
+    count = 60
+
+    async def run() -> list[Any]:
+        calls = [
+            asyncio.ensure_future(workers.get(f"w{number}").work(f"n{number}", f"v{number}")) for number in range(count)
+        ]
+        return list(await asyncio.gather(*calls))
+
+    started = runtime.run_sync(_begin(run))
+    for _ in range(2):
+        kill_coordinator(runtime)
+    epochs = runtime.run_sync(_end(started))
+    for number, epoch in enumerate(epochs):
+        assert vault.get(f"v{number}").writes.sync() == [(epoch, f"w{number}")]
+    assert len(set(epochs)) == count
+
+
+def _begin(run: Any) -> Any:
+    async def begin() -> list[asyncio.Future[Any]]:
+        return [asyncio.ensure_future(run())]  # in a list: the future itself is not awaited
+
+    return begin
+
+
+def _end(started: list[asyncio.Future[Any]]) -> Any:
+    async def end() -> Any:
+        return await started[0]
+
+    return end
