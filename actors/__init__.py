@@ -34,6 +34,7 @@ from actors.object_timers import TimerInfo, TimerState  # noqa: E402
 from actors.settings import Settings  # noqa: E402
 from actors.toolkit.leases import Lease  # noqa: E402
 from actors.toolkit.outcomes import Outcome, OutcomeBacklog, PendingOutcome, register_sink  # noqa: E402
+from actors.toolkit.publications import Advance, Publications  # noqa: E402
 from actors.toolkit.reservations import Reservation  # noqa: E402
 from actors.toolkit.tickets import Ticket, TicketUsage  # noqa: E402
 from timers.backoff import RetryPolicy  # noqa: E402
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from actors.runtime import Runtime
 
 __all__ = [
+    "Advance",
     "DurableObject",
     "Lease",
     "MainspringError",
@@ -49,6 +51,7 @@ __all__ = [
     "Outcome",
     "OutcomeBacklog",
     "PendingOutcome",
+    "Publications",
     "Rejected",
     "Reservation",
     "RetryPolicy",

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from actors.address import ObjectId, slot_of
 from actors.codec import decode, encode
@@ -15,7 +15,7 @@ from actors.dead_letters import DeadLetter
 from actors.durable_object import ClassInfo
 from actors.errors import InvalidOption, MainspringError, Overloaded
 from actors.message_outcomes import dead_message
-from actors.messages import OK, REFUSED
+from actors.messages import OK, REFUSED, STALE
 from actors.object_timers import redriven_name
 from actors.slot_table import INCOMING
 from actors.wire_errors import encode_error
@@ -48,6 +48,8 @@ class Admin:
             "discard": self._discard,
             "status": partition.status,
             "take_in": partition.arrivals.take_in,
+            "witnesses": self._witnesses,
+            "wake_publication": self._wake_publication,
         }
 
     def handle(self, op: str, args: bytes, reply: Reply) -> None:
@@ -64,7 +66,9 @@ class Admin:
         except TypeError as error:
             reply(REFUSED, encode_error(InvalidOption(f"admin request {op!r}: {error}")))
             return
-        if inspect.iscoroutine(result):
+        if result is _NOT_HERE:
+            reply(STALE, b"")
+        elif inspect.iscoroutine(result):
             task = self._partition.loop.create_task(result)
             task.add_done_callback(partial(self._answer_later, reply))
         elif isinstance(result, _Durable):
@@ -127,6 +131,22 @@ class Admin:
         write_set.waiters.append(lambda error: partition.deletion_ended(type_name, key))
         partition.submit(write_set)
         return _Durable(write_set, True)
+
+    # --- publications -----------------------------------------------------------------------------
+
+    def _witnesses(self, type_name: str, key: str, items: list[str], waiter: list[Any] | None) -> Any:
+        return self._of_object(
+            type_name, key, lambda: self._partition.publications.answer(type_name, key, items, waiter)
+        )
+
+    def _wake_publication(self, type_name: str, key: str, line: str, sequence: int) -> Any:
+        return self._of_object(
+            type_name, key, lambda: self._partition.publications.wake(type_name, key, line, sequence)
+        )
+
+    def _of_object(self, type_name: str, key: str, answer: Callable[[], Any]) -> Any:
+        """The answer about an object that is here. Elsewhere nothing is known of it: the client looks for its owner."""
+        return answer() if self._partition.runs_slot(slot_of(type_name, key)) else _NOT_HERE
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -193,6 +213,10 @@ class Admin:
         write_set = WriteSet(ops)
         self._partition.submit(write_set)
         return _Durable(write_set, value)
+
+
+#: The answer of a request about an object of another partition.
+_NOT_HERE: Final = object()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from actors.errors import (
 )
 from actors.toolkit.leases import Leases
 from actors.toolkit.outcomes import Outcomes
+from actors.toolkit.publications import Publications
 from actors.toolkit.reservations import Reservations
 from actors.toolkit.sinks import is_sink
 from actors.toolkit.tickets import Tickets
@@ -40,7 +41,7 @@ __all__ = ["ClassInfo", "DurableObject", "MethodInfo", "class_info", "shared"]
 F = TypeVar("F", bound=Callable[..., Any])
 _SHARED_MARK = "_ms_shared"
 #: Called by the runtime itself; nobody outside may pretend to be it.
-HOOKS = frozenset({"alarm", "on_start", "on_stop", "on_alarm_exhausted"})
+HOOKS = frozenset({"alarm", "on_start", "on_stop", "on_alarm_exhausted", "on_published"})
 
 
 def shared(method: F) -> F:
@@ -129,6 +130,14 @@ class DurableObject:
         return Leases(self)
 
     @property
+    def publications(self) -> Publications:
+        """What the object publishes: items that become visible once everything that they need is.
+
+        Raises `SerialTurnsNeeded`.
+        """
+        return Publications(self)
+
+    @property
     def turn(self) -> TurnInfo:
         """The running turn: its attempt, and time and randomness that are the same when it is run again."""
         return self._ms_host.turn_info()
@@ -196,7 +205,7 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 _ALIKE = 0.85
 _PROPERTIES = frozenset(
     {"key", "id", "storage", "timers", "turn", "runtime", "send", "namespace", "block_concurrency"}
-    | {"outcomes", "tickets", "reservations", "leases"}
+    | {"outcomes", "tickets", "reservations", "leases", "publications"}
 )
 
 

@@ -12,6 +12,8 @@ from timers.firing import DueTimer
 from timers.inbox_sweep import InboxSweepHandler
 from timers.outbox_relay import OutboxRelayHandler
 from timers.outcome_delivery import OutcomeDelivery
+from timers.publication_notice import PublicationNotice
+from timers.publication_recheck import PublicationRecheck
 from timers.registry import TimerHandler, TimerKind
 from timers.reservation_reconcile import ReservationReconcile
 from timers.ticket_expiry import TicketExpiry
@@ -23,7 +25,13 @@ __all__ = ["REMOTE_KINDS", "engine_handlers"]
 
 #: Kinds whose handlers wait for others (a sink, the coordinator, another partition): each has ticks of its own.
 REMOTE_KINDS: Final = frozenset(
-    {TimerKind.OUTCOME_DELIVERY, TimerKind.QUOTA_ROLLUP, TimerKind.PUBLICATION_RECHECK, TimerKind.INBOX_SWEEP}
+    {
+        TimerKind.OUTCOME_DELIVERY,
+        TimerKind.QUOTA_ROLLUP,
+        TimerKind.PUBLICATION_RECHECK,
+        TimerKind.PUBLICATION_NOTICE,
+        TimerKind.INBOX_SWEEP,
+    }
 )
 
 
@@ -40,6 +48,8 @@ def engine_handlers(partition: Partition) -> list[TimerHandler]:
         InboxSweepHandler(MessageSources(partition)),
         TicketExpiry(memory_ms, _warn),
         ReservationReconcile(memory_ms),
+        PublicationRecheck(partition.publications),
+        PublicationNotice(partition.publications),
     ]
 
 

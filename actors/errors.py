@@ -32,6 +32,8 @@ from timers.errors import (
 )
 
 __all__ = [
+    "AdvanceConflict",
+    "AdvanceTooLarge",
     "AuthenticationFailed",
     "BatchTooLarge",
     "CallDiverged",
@@ -46,6 +48,7 @@ __all__ = [
     "CorruptValue",
     "DataMissing",
     "DataRolledBack",
+    "DuplicateItem",
     "DuplicateReservation",
     "DuplicateTimerKind",
     "DuplicateTypeName",
@@ -97,6 +100,7 @@ __all__ = [
     "TicketConflict",
     "TicketGone",
     "TicketHeld",
+    "TooManyAdvances",
     "TooManyOutcomes",
     "TooManyReservations",
     "TooManySteps",
@@ -106,6 +110,7 @@ __all__ = [
     "TurnOver",
     "TurnTimeout",
     "UndeliverableOutcome",
+    "UnknownAdvance",
     "UnknownClass",
     "UnstorableValue",
     "UnsupportedFilesystem",
@@ -376,6 +381,29 @@ class LeaseLost(Rejected):
 
 class StaleLease(Rejected):
     """What a lease protects has seen a later grant of it: who comes with this one does not hold it any more."""
+
+
+# --- publications ---------------------------------------------------------------------------------
+
+
+class TooManyAdvances(MainspringError):
+    """The publication line has as many unpublished advances as it may have."""
+
+
+class AdvanceTooLarge(MainspringError, ValueError):
+    """An advance adds or needs more items, or takes more bytes, than one may."""
+
+
+class DuplicateItem(MainspringError, ValueError):
+    """An item was added by an advance of this object before: an item is published once."""
+
+
+class UnknownAdvance(MainspringError, LookupError):
+    """The publication line has no advance of this number."""
+
+
+class AdvanceConflict(MainspringError):
+    """The advance is not in a state in which this can be done with it; nothing was changed."""
 
 
 # --- link -----------------------------------------------------------------------------------------

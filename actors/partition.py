@@ -44,6 +44,7 @@ from actors.metrics import PartitionMetrics, Snapshot
 from actors.object_host import ObjectHost
 from actors.outbox_relay import OutboxRelay
 from actors.partition_connection import PartitionConnection
+from actors.publication_port import PublicationPort
 from actors.recovery import Recovery, read_intents, recover
 from actors.settings import Settings
 from actors.slot_table import SlotTable, owned_ops, slots_of
@@ -135,6 +136,7 @@ class Partition:
         self.numbers = MessageNumbers(self.store)
         self.dispatcher = TimerDispatcher(self)
         self.deliveries = OutcomeDeliveries(self)
+        self.publications = PublicationPort(self)
         self.registry = TimerRegistry(engine_handlers(self))
         self.gate = EngineGate(self)
         self._ticker = Ticker(
@@ -296,6 +298,7 @@ class Partition:
             or self._ticker.busy
             or self.relay.busy
             or self.careful.active
+            or self.publications.busy
             or any(host.busy for host in self._hosts.values())
         )
 
@@ -470,6 +473,7 @@ class Partition:
         departed = self.numbers.departed()
         if departed:
             self.messages_left(departed)
+        self.publications.tick_ended()
 
     @property
     def max_outbox_messages(self) -> int:
@@ -506,6 +510,7 @@ class Partition:
         if self.stopped:
             await self._close(clean=False)
             return
+        self.publications.stop()
         self.draining = True  # calls from outside go elsewhere; those of turns that still run are let in
         await self._ticker.stop()
         self.relay.stop()
@@ -520,6 +525,7 @@ class Partition:
         """Let go of everything at once, as a dying process does: what is not durable is lost."""
         self.stopped = True
         self.relay.stop()
+        self.publications.stop()
         self.committer.abandon()
         await self._ticker.stop()
         for host in list(self._hosts.values()):

@@ -110,6 +110,17 @@ class Settings(BaseModel):
     )
     lease_min_usable_ms: int = Field(1_000, ge=1, description="What must be left of a lease without the margin.")
 
+    # --- publications
+    max_unpublished_advances: int = Field(
+        64, ge=1, le=64, description="Unpublished advances of a publication line: one batch may publish them all."
+    )
+    max_advance_items: int = Field(
+        4_096, ge=1, le=4_096, description="Items, dependencies and external bases of one advance, each."
+    )
+    max_advance_bytes: int = Field(
+        512 * KIB, ge=KIB, description="Encoded bytes of one advance; each recheck reads it."
+    )
+
     # --- process
     loop_blocked_ms: int = Field(1_000, ge=1, description="A loop blocked for this long is reported with its stack.")
     loop_hang_ms: int = Field(60_000, ge=1, description="A loop blocked for this long ends its process.")

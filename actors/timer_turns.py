@@ -11,6 +11,7 @@ from actors.durable_object import HOOKS
 from actors.early_commit import flush
 from actors.object_timers import EXHAUSTED_TIMER
 from actors.timer_work import TimerWork, dead_letter_op
+from actors.toolkit.publication_hook import HOOK, announcing, pass_over
 from actors.turn import Turn
 from actors.write_buffer import DirectoryRow, WriteBuffer
 from drivers.tables import Op
@@ -53,6 +54,8 @@ def handler_of(host: ObjectHost, work: TimerWork) -> Any:
     name = work.spec.method
     if name in HOOKS:  # only the runtime itself can have set such a timer
         handler = getattr(host.info.cls, name, None)
+        if handler is not None and name == HOOK:
+            handler = announcing(host, work, handler)
     else:
         found = host.info.methods.get(name)
         handler = None if found is None else found.call
@@ -121,6 +124,8 @@ def bury(host: ObjectHost, work: TimerWork, error: BaseException, buffer: WriteB
     extra.append(dead_letter_op(number, host.id.type_name, host.id.key, work.row, text, now_ms, attempts))
     host.partition.dead_letters += 1
     buffer.top.timers[work.row.name] = work.following()
+    if work.spec.method == HOOK:
+        pass_over(host, work, buffer)
     if work.is_alarm and hasattr(host.info.cls, "on_alarm_exhausted"):
         buffer.top.timers[EXHAUSTED_TIMER] = exhausted_row(host, work, now_ms)
 

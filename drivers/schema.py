@@ -303,6 +303,42 @@ CREATE TABLE quota_sources (
 ) WITHOUT ROWID;
 """
 
+# Publications: an item is published when its sequence is at most its line's `published`.
+_PUBLICATION_TABLES = """
+CREATE TABLE publication_lines (
+    oid INTEGER NOT NULL,
+    line TEXT NOT NULL,
+    next_sequence INTEGER NOT NULL,
+    published INTEGER NOT NULL,
+    announced INTEGER NOT NULL,
+    hooked INTEGER NOT NULL,
+    PRIMARY KEY (oid, line)
+) WITHOUT ROWID;
+CREATE TABLE publication_advances (
+    oid INTEGER NOT NULL,
+    line TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    contents BLOB NOT NULL,
+    created_ms INTEGER NOT NULL,
+    PRIMARY KEY (oid, line, sequence)
+);
+CREATE TABLE publication_states (
+    oid INTEGER NOT NULL,
+    line TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    clearance INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    PRIMARY KEY (oid, line, sequence)
+) WITHOUT ROWID;
+CREATE TABLE publication_items (
+    oid INTEGER NOT NULL,
+    item TEXT NOT NULL,
+    line TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (oid, item)
+) WITHOUT ROWID;
+"""
+
 
 # Finds the engine's timers of one object, to move or delete them with it; the user lane is found by the directory.
 _TIMER_OWNERS = "CREATE INDEX timers_by_owner ON timers (substr(ref, 1, 8)) WHERE lane <> 32;"
@@ -323,6 +359,7 @@ def m002_toolkit(db: Database) -> None:
     _create(db, _MESSAGE_TABLES)
     _create(db, _LEASE_TABLES)
     _create(db, _QUOTA_TABLES)
+    _create(db, _PUBLICATION_TABLES)
 
 
 def _create(db: Database, statements: str) -> None:

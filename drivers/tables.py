@@ -23,6 +23,10 @@ __all__ = [
     "OBJECTS",
     "OUTBOX",
     "OUTCOMES",
+    "PUBLICATION_ADVANCES",
+    "PUBLICATION_ITEMS",
+    "PUBLICATION_LINES",
+    "PUBLICATION_STATES",
     "QUOTA_COUNTERS",
     "QUOTA_SOURCES",
     "QUOTA_TOTALS",
@@ -133,6 +137,10 @@ QUOTA_TOTALS = "quota_totals"
 QUOTA_SOURCES = "quota_sources"
 
 _WINDOW = ("name", "window_ms", "window_number")
+PUBLICATION_LINES = "publication_lines"
+PUBLICATION_ADVANCES = "publication_advances"
+PUBLICATION_STATES = "publication_states"
+PUBLICATION_ITEMS = "publication_items"
 
 TABLES: dict[str, TableSpec] = {
     spec.name: spec
@@ -248,5 +256,11 @@ TABLES: dict[str, TableSpec] = {
         # The coordinator's: what all objects together have charged, and what each of them has told so far.
         TableSpec(QUOTA_TOTALS, _WINDOW, ("operations", "bytes", "sources")),
         TableSpec(QUOTA_SOURCES, (*_WINDOW, "source"), ("operations", "bytes")),
+        TableSpec(
+            PUBLICATION_LINES, ("oid", "line"), ("next_sequence", "published", "announced", "hooked"), per_object=True
+        ),
+        TableSpec(PUBLICATION_ADVANCES, ("oid", "line", "sequence"), ("contents", "created_ms"), per_object=True),
+        TableSpec(PUBLICATION_STATES, ("oid", "line", "sequence"), ("clearance", "generation"), per_object=True),
+        TableSpec(PUBLICATION_ITEMS, ("oid", "item"), ("line", "sequence"), per_object=True),
     )
 }

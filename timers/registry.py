@@ -40,6 +40,7 @@ class TimerKind(enum.IntEnum):
     NAMED_TIMER = 33
     DURABLE_SLEEP = 34
     INBOX_SWEEP = 35
+    PUBLICATION_NOTICE = 36
 
 
 #: Kinds for tests; no release ever stores them.

@@ -1,1 +1,1 @@
-"""What the engine's timer kinds serve, as capabilities of an object: outcomes, tickets, reservations."""
+"""What the engine's timer kinds serve, as capabilities of an object."""

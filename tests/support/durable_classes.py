@@ -6,6 +6,7 @@ import os
 import time
 
 from actors.durable_object import DurableObject
+from actors.toolkit.publications import Advance
 
 
 class Counter(DurableObject):
@@ -37,3 +38,23 @@ class SecondCounter(DurableObject):
     """Has the name of another class."""
 
     type_name = "Counter"
+
+
+class Publisher(DurableObject):
+    """Publishes one thing after that of others, and counts how often it hears of it."""
+
+    def advance(self, needs: list[str]) -> Advance:
+        return self.publications.advance(items=["thing"], depends_on=[(Publisher, key, "thing") for key in needs])
+
+    def get(self) -> Advance:
+        return self.publications.get(1)
+
+    def on_published(self, advance: Advance) -> None:
+        self.storage.put("heard", self.heard() + 1)
+
+    def heard(self) -> int:
+        heard: int = self.storage.get("heard", 0)
+        return heard
+
+    def process(self) -> int:
+        return os.getpid()

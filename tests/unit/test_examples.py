@@ -24,6 +24,7 @@ from examples.package_registry.ingest import Distribution, Environment, File, Pa
 from examples.package_registry.keys import author_key, left_unfinished
 from examples.package_registry.uploads import Namespaces, Uploader
 from examples.package_registry.verify import Check, Verifier
+from examples.toolkit import publications
 from tests.support.readme import ROOT, write_readme_files
 
 TTL = timedelta(seconds=2)
@@ -149,6 +150,15 @@ def test_the_tour_of_the_readme_works_in_process(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+async def test_releases_appear_after_what_they_are_built_on() -> None:
+    assert await publications.run() == [
+        "before base-1: app-3 is pending, waits for ('Release', 'lib-2', 'metadata')",
+        "before base-1: lib-2 is pending, waits for ('Release', 'base-1', 'metadata')",
+        "after base-1: app-3 is published, waits for nothing",
+        "after base-1: lib-2 is published, waits for nothing",
+    ]
 
 
 # --- upload sessions ----------------------------------------------------------------------------------

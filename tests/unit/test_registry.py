@@ -25,6 +25,7 @@ def test_kind_numbers_are_permanent() -> None:
         "NAMED_TIMER": 33,
         "DURABLE_SLEEP": 34,
         "INBOX_SWEEP": 35,
+        "PUBLICATION_NOTICE": 36,
     }
     assert (FIRST_TEST_KIND, LAST_TEST_KIND) == (0xF0, 0xFE)
 
