@@ -33,8 +33,8 @@ class Capability:
         self._host = instance._ms_host
         if self._host.interleaved:
             raise SerialTurnsNeeded(
-                f"{self._host.id}: outcomes, tickets, reservations, leases, quotas and publications need turns = 'serial'; "
-                "keep them in an object of another class and call that"
+                f"{self._host.id}: outcomes, tickets, reservations, leases, quotas and publications need turns = "
+                "'serial'; keep them in an object of another class and call that"
             )
 
     @property
