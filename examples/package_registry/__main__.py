@@ -21,14 +21,17 @@ from rich.table import Table
 
 from actors import Runtime
 from examples.package_registry.calls import Caller, percentile
+from examples.package_registry.check import Check
 from examples.package_registry.hosting import Hosting, host_locally, host_on_ray
 from examples.package_registry.ingest import Environment, read_environment
+from examples.package_registry.readers import Readers
 from examples.package_registry.uploads import Tally, Uploader
-from examples.package_registry.verify import Check, Found, Verifier
+from examples.package_registry.verify import Found, Verifier
+from examples.package_registry.verify_services import ServicesVerifier
 
 #: Besides the time to live itself: how long the last expiries may take before they are called missing. Long, because
 #: a partition may just have been killed on a slow machine; it ends as soon as they are there.
-_EXPIRY_PATIENCE_S = 60.0
+_PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.2
 #: Lines that a run without a terminal prints about its progress.
 _PLAIN_LINES = 10
@@ -91,20 +94,35 @@ async def run(host: AbstractAsyncContextManager[Hosting], plan: Plan) -> Result:
                 ingest_s = time.perf_counter() - began
         tally = uploader.tally
         verifier = Verifier(hosting.names, reader, plan.repositories, plan.environment, tally)
+        published = dict(verifier.published())
+        readers = Readers(hosting.names, caller, plan.ttl)
+        await _read_and_index(readers, plan, list(published))
         await _expiries(verifier, tally, plan.ttl)
+        services_verifier = ServicesVerifier(hosting.names, reader, plan.repositories, published, tally, readers.tally)
         with console.status("reading everything back"):
+            services = await services_verifier.read(_PATIENCE_S)
             found = await verifier.read()
-        checks = verifier.checks(found)
+        checks = verifier.checks(found) + services_verifier.checks(services, found.releases)
         if plan.kills:
             checks.append(Check("partition processes killed", plan.kills, len(kills)))
         console.print(_table(plan, found, tally, caller, reader, kills, ingest_s))
         return Result(found, tally, checks, kills)
 
 
+async def _read_and_index(readers: Readers, plan: Plan, releases: Sequence[str]) -> None:
+    with console.status("waiting until everything is published, in the order of its dependencies"):
+        await readers.until_published(releases, _PATIENCE_S)
+    with console.status("downloading and indexing"):
+        await readers.download(releases)
+        for repository in plan.repositories:
+            own = [key for key in releases if key.startswith(f"{repository}:")]
+            await readers.index(repository, own)
+
+
 async def _expiries(verifier: Verifier, tally: Tally, ttl: timedelta) -> None:
     """Wait until no session that must expire is open any more; the counts are checked afterwards."""
     waiting = [key for key, state in tally.sessions.items() if state == "expired"]
-    deadline = time.monotonic() + ttl.total_seconds() + _EXPIRY_PATIENCE_S
+    deadline = time.monotonic() + ttl.total_seconds() + _PATIENCE_S
     with console.status("waiting for the uploads that were left unfinished to expire"):
         while waiting and time.monotonic() < deadline:
             records = await verifier.sessions(waiting)

@@ -1,5 +1,7 @@
 """The registry's durable objects: releases, upload sessions, and one counter per author.
 
+A release is published once everything that it requires is: its publication waits for theirs, wherever they live.
+
 What they keep is what a registry must get right: who published what, how large it is, which hash it has. The bytes
 themselves would go to a blob store.
 """
@@ -11,11 +13,33 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from actors import DurableObject, Rejected, TimerInfo, shared
+from actors import (
+    Advance,
+    DurableContext,
+    DurableObject,
+    QuotaLimit,
+    Rejected,
+    TicketGone,
+    TimerInfo,
+    durable,
+    shared,
+)
+from examples.package_registry.services import Audit
 
 __all__ = ["Author", "Release", "Upload", "UploadExpired", "UploadRefused"]
 
 EXPIRY = "expiry"
+#: What a release publishes, and what others wait for.
+RELEASED = "released"
+#: An upload has this many times the session's time to live in all, however alive it is.
+_TICKET_LIVES = 3
+#: What an author may publish in a week: never reached here, counted exactly.
+AUTHOR_LIMIT = QuotaLimit(window="7d", operations=10_000_000, bytes=10**15)
+
+
+def repository_of(key: str) -> str:
+    """The repository that an object belongs to."""
+    return key.partition(":")[0]
 
 
 class UploadRefused(Rejected):
@@ -42,10 +66,14 @@ class Session(TypedDict):
     fired: int
     due_ms: int
     fired_ms: int
+    ticket: str
 
 
 class Upload(DurableObject):
-    """One upload session of one file. It expires by itself when nothing has come for its time to live."""
+    """One upload session of one file. It expires by itself when nothing has come for its time to live.
+
+    Its ticket is what makes the upload count: one that is not consumed expires, and the audit trail hears of it.
+    """
 
     def open(self, release: str, path: str, size: int, digest: str, ttl: timedelta) -> None:
         """Begin the session for a file of `size` bytes with this digest. Raises `UploadRefused` when it has begun."""
@@ -65,6 +93,9 @@ class Upload(DurableObject):
             fired=0,
             due_ms=0,
             fired_ms=0,
+            ticket=self.tickets.open(
+                "upload", ttl=ttl * _TICKET_LIVES, size=max(size, 1), sink=(Audit, repository_of(self.key), "record")
+            ).id,
         )
         self._stay_alive(session)
 
@@ -86,6 +117,10 @@ class Upload(DurableObject):
             raise UploadRefused(f"{self.key}: {session['received']} bytes came, {session['size']} were announced")
         if digest != session["digest"]:
             raise UploadRefused(f"{self.key}: the content's hash is {digest}, {session['digest']} was announced")
+        try:
+            self.tickets.consume(session["ticket"])
+        except TicketGone as gone:
+            raise UploadExpired(f"{self.key} took too long: {gone}") from gone
         # Should the process die after this call, this turn runs again and gets the recorded reply: one file, once.
         await self.namespace(Release).get(session["release"]).add_file(session["path"], session["size"], digest)
         session["state"] = "finished"
@@ -150,19 +185,71 @@ class Release(DurableObject):
         """One of the release's upload sessions came to nothing."""
         self.storage.put("expired", self.storage.get("expired", 0) + 1)
 
-    async def seal(self, author_keys: Sequence[str]) -> None:
-        """All files are here: credit the authors, all at once. Raises `Rejected` when that was done before."""
+    @durable
+    async def ship(
+        self, ctx: DurableContext, authors: Sequence[tuple[str, str]], needs: Sequence[str]
+    ) -> dict[str, int]:
+        """All files are here: credit the authors (name and key of each), charge their quotas, and publish.
+
+        `needs` are the releases that must be published first. Each step happens once, whatever dies on the way.
+        """
+        totals = await ctx.step("seal", self._seal, [key for _, key in authors])
+        await ctx.step("charge", self._charge, [name for name, _ in authors], totals)
+        await ctx.step("publish", self._publish, list(needs))
+        return totals
+
+    async def _seal(self, author_keys: Sequence[str]) -> dict[str, int]:
         if self.storage.get("sealed", False):
             raise Rejected(f"{self.key} has been sealed before")
-        files, size = self.storage.get("files", 0), self.storage.get("bytes", 0)
-        authors = self.namespace(Author)
-        await asyncio.gather(*(authors.get(key).credit(files, size) for key in author_keys))
+        totals = {"files": self.storage.get("files", 0), "bytes": self.storage.get("bytes", 0)}
+        objects = self.namespace(Author)
+        await asyncio.gather(*(objects.get(key).credit(totals["files"], totals["bytes"]) for key in author_keys))
         self.storage.put("sealed", True)
+        return totals
+
+    def _charge(self, authors: Sequence[str], totals: dict[str, int]) -> None:
+        for author in authors:
+            name = f"{repository_of(self.key)}/{author}"
+            self.quotas.charge(name, operations=totals["files"], bytes=totals["bytes"], limit=AUTHOR_LIMIT)
+
+    def _publish(self, needs: Sequence[str]) -> None:
+        self.publications.advance(items=[RELEASED], depends_on=[(Release, key, RELEASED) for key in needs])
+
+    async def on_published(self, advance: Advance) -> None:
+        """Look whether what this release requires is really there, and tell the audit trail."""
+        needed = [need[1] for need in advance.depends_on if not isinstance(need, str)]
+        releases = self.namespace(Release)
+        there = await asyncio.gather(*(releases.get(key).is_released() for key in needed))
+        self.storage.put_many(
+            {
+                "published": self.storage.get("published", 0) + 1,
+                "needed": len(needed),
+                "unmet": self.storage.get("unmet", 0) + there.count(False),
+            }
+        )
+        self.send(Audit, repository_of(self.key)).announced(self.key)
+
+    @shared
+    def is_released(self) -> bool:
+        """Whether the release is published."""
+        return self.publications.is_published(RELEASED)
+
+    # --- downloads ----------------------------------------------------------------------------------
+
+    def begin_download(self, download: str, ttl: timedelta) -> None:
+        """Reserve a download; one that is not finished in time is given up by itself."""
+        self.reservations.hold(download, kind="read", deadline=ttl, sink=(Audit, repository_of(self.key), "record"))
+
+    def finish_download(self, download: str) -> int:
+        """The download is through; gives the bytes. Raises `IllegalTransition` for one that was given up."""
+        self.reservations.serve_read(download)
+        size: int = self.storage.get("bytes", 0)
+        return size
 
     @shared
     def summary(self) -> dict[str, Any]:
         """Counts and metadata, without the files."""
-        names = ("requires", "authors", "files", "bytes", "expired", "sealed")
+        names = ("requires", "authors", "files", "bytes", "expired", "sealed", "published", "needed", "unmet")
         return self.storage.get_many(names)
 
     @shared
@@ -185,6 +272,12 @@ class Author(DurableObject):
                 "bytes": self.storage.get("bytes", 0) + size,
             }
         )
+
+    async def quota(self) -> tuple[int, int]:
+        """Files and bytes charged to the author's quota by all releases, as far as they have been rolled up."""
+        repository, _, author = self.key.partition(":")
+        total = await self.quotas.total(f"{repository}/{author}", AUTHOR_LIMIT)
+        return total.operations, total.bytes
 
     @shared
     def totals(self) -> dict[str, int]:

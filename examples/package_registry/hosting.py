@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from actors import Namespace, Runtime
+from actors import Runtime
 from actors.testing import LocalRuntime, SystemClock
-from examples.package_registry.app import Author, Release, Upload
-from examples.package_registry.uploads import Namespaces
+from examples.package_registry.namespaces import Namespaces
 
 __all__ = ["Hosting", "host_locally", "host_on_ray"]
 
@@ -44,7 +43,7 @@ class _RayHosting:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.partitions = len(runtime.partition_pids())
-        self.names = _namespaces(runtime.namespace)
+        self.names = Namespaces.of(runtime.namespace)
 
     async def kill(self, partition: int) -> str:
         pid = await self._pid(partition, other_than=None)
@@ -67,19 +66,11 @@ class _LocalHosting:
     def __init__(self, runtime: LocalRuntime) -> None:
         self._runtime = runtime
         self.partitions = runtime.partition_count
-        self.names = _namespaces(runtime.namespace)
+        self.names = Namespaces.of(runtime.namespace)
 
     async def kill(self, partition: int) -> str:
         await self._runtime.crash(partition)
         return f"dropped the memory of partition {partition} and opened it again"
-
-
-class _NamespaceOf(Protocol):
-    def __call__(self, cls: type[Author] | type[Release] | type[Upload]) -> Namespace: ...
-
-
-def _namespaces(of: _NamespaceOf) -> Namespaces:
-    return Namespaces(releases=of(Release), uploads=of(Upload), authors=of(Author))
 
 
 @asynccontextmanager

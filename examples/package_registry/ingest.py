@@ -10,9 +10,11 @@ import hashlib
 import importlib.metadata
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import getaddresses
 from pathlib import Path
+
+from examples.package_registry.needs import needs_of
 
 __all__ = ["Distribution", "Environment", "File", "Part", "read_environment"]
 
@@ -50,13 +52,15 @@ class File:
 
 @dataclass(frozen=True)
 class Distribution:
-    """One installed distribution. `authors` has no duplicates and at least one name."""
+    """One installed distribution. `authors` has no duplicates and at least one name; `needs` are the releases of those
+    that are here and that it requires."""
 
     name: str
     version: str
     requires: tuple[str, ...]
     authors: tuple[str, ...]
     files: tuple[File, ...]
+    needs: tuple[str, ...] = ()
 
     @property
     def release(self) -> str:
@@ -65,11 +69,15 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Environment:
-    """What was read, and how many files were left out: no hash in RECORD (compiled code, say), or not on disk."""
+    """What was read, and how many files were left out: no hash in RECORD (compiled code, say), or not on disk.
+
+    `circular`: requirements that were left out because they close a circle.
+    """
 
     distributions: tuple[Distribution, ...]
     without_hash: int
     missing: int
+    circular: int = 0
 
     def files(self) -> Iterator[File]:
         for distribution in self.distributions:
@@ -90,7 +98,17 @@ def read_environment(limit: int | None = None, progress: Callable[[str], None] =
     for key in sorted(chosen):
         progress(key)
         distributions.append(reader.read(_normalised(found[key].metadata["Name"]), found[key]))
-    return Environment(tuple(distributions), reader.without_hash, reader.missing)
+    return _with_needs(Environment(tuple(distributions), reader.without_hash, reader.missing))
+
+
+def _with_needs(environment: Environment) -> Environment:
+    by_name = {each.name: each for each in environment.distributions}
+    needs, circular = needs_of({name: each.requires for name, each in by_name.items()})
+    distributions = tuple(
+        replace(each, needs=tuple(by_name[name].release for name in needs[each.name]))
+        for each in environment.distributions
+    )
+    return replace(environment, distributions=distributions, circular=circular)
 
 
 class _Reader:

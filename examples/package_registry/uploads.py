@@ -9,25 +9,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 
-from actors import Namespace
 from examples.package_registry.app import UploadExpired, UploadRefused
 from examples.package_registry.calls import Caller, all_of
 from examples.package_registry.ingest import Distribution, Environment, File
 from examples.package_registry.keys import author_key, left_unfinished, release_key, session_key
+from examples.package_registry.namespaces import Namespaces
 
-__all__ = ["Namespaces", "Tally", "Uploader"]
+__all__ = ["Tally", "Uploader"]
 
 #: A file whose sessions expire under the client's hands this often means that the machine is far too slow for the TTL.
 MAX_ATTEMPTS = 20
-
-
-@dataclass(frozen=True)
-class Namespaces:
-    """The objects of the registry."""
-
-    releases: Namespace
-    uploads: Namespace
-    authors: Namespace
 
 
 @dataclass
@@ -88,8 +79,9 @@ class Uploader:
         requires, authors = list(distribution.requires), list(distribution.authors)
         await self._caller.call("Release.publish", release.publish, requires, authors)
         await all_of(self._file(repository, distribution, file) for file in distribution.files)
-        author_keys = [author_key(repository, author) for author in authors]
-        await self._caller.call("Release.seal", release.seal, author_keys)
+        named = [(author, author_key(repository, author)) for author in authors]
+        needs = [f"{repository}:{need}" for need in distribution.needs]
+        await self._caller.call("Release.ship", release.ship, named, needs)
 
     async def _file(self, repository: str, distribution: Distribution, file: File) -> None:
         release = release_key(repository, distribution)

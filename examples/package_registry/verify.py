@@ -10,36 +10,16 @@ from typing import Any
 from actors import Namespace
 from examples.package_registry.app import Session
 from examples.package_registry.calls import Caller, all_of
+from examples.package_registry.check import Check
 from examples.package_registry.ingest import Distribution, Environment
 from examples.package_registry.keys import author_key, release_key
-from examples.package_registry.uploads import Namespaces, Tally
+from examples.package_registry.namespaces import Namespaces
+from examples.package_registry.uploads import Tally
 
-__all__ = ["Check", "Found", "Verifier"]
+__all__ = ["Found", "Verifier"]
 
 #: Files in one page of a release, and keys in one page of a namespace.
 _PAGE = 1_000
-#: How many single differences are shown under a count that is off.
-_EXAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Check:
-    """One count. `differences` names single things that are off; a check with any is off too."""
-
-    what: str
-    expected: int
-    found: int
-    differences: tuple[str, ...] = ()
-
-    @property
-    def holds(self) -> bool:
-        return self.expected == self.found and not self.differences
-
-    def __str__(self) -> str:
-        examples = "".join(f"\n    {each}" for each in self.differences[:_EXAMPLES])
-        more = len(self.differences) - _EXAMPLES
-        rest = f"\n    and {more} more" if more > 0 else ""
-        return f"{self.what}: expected {self.expected:,}, found {self.found:,}{examples}{rest}"
 
 
 @dataclass

@@ -1,0 +1,167 @@
+"""Compares what the services say with what was read from the environment and with what the client saw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from examples.package_registry.calls import Caller
+from examples.package_registry.check import Check
+from examples.package_registry.ingest import Distribution
+from examples.package_registry.keys import author_key
+from examples.package_registry.namespaces import Namespaces
+from examples.package_registry.readers import ReaderTally
+from examples.package_registry.uploads import Tally
+
+__all__ = ["Services", "ServicesVerifier"]
+
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass
+class Services:
+    """What the services say, by repository; quota totals by author key as (files, bytes)."""
+
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    repeated: dict[str, list[str]] = field(default_factory=dict)
+    index: dict[str, dict[str, int]] = field(default_factory=dict)
+    quotas: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def count(self, what: str) -> int:
+        """How often something has happened, in all repositories."""
+        return sum(counts.get(what, 0) for counts in self.counts.values())
+
+
+class ServicesVerifier:
+    """`published` are the releases that must be there, by key."""
+
+    def __init__(
+        self,
+        names: Namespaces,
+        caller: Caller,
+        repositories: Sequence[str],
+        published: Mapping[str, Distribution],
+        uploads: Tally,
+        readers: ReaderTally,
+    ) -> None:
+        self._names = names
+        self._caller = caller
+        self._repositories = repositories
+        self._published = published
+        self._uploads = uploads
+        self._readers = readers
+
+    def expected(self) -> Counter[str]:
+        """What the audit trail must have been told, and how often."""
+        wanted = Counter(f"outcome/{kind}/{_REASONS[kind]}" for kind in self._readers.downloads.values())
+        wanted["outcome/ticket.expired/expired"] = sum(state == "expired" for state in self._uploads.sessions.values())
+        wanted["announced"] = len(self._published)
+        return wanted
+
+    def quotas(self) -> dict[str, tuple[int, int]]:
+        """The exact totals of each author's quota."""
+        totals: dict[str, tuple[int, int]] = {}
+        for key, distribution in self._published.items():
+            repository = key.partition(":")[0]
+            intact = [file for file in distribution.files if file.intact]
+            for author in distribution.authors:
+                files, size = totals.get(author_key(repository, author), (0, 0))
+                more = sum(file.size for file in intact)
+                totals[author_key(repository, author)] = (files + len(intact), size + more)
+        return totals
+
+    async def read(self, patience_s: float) -> Services:
+        """Everything that the services say, once it is complete or `patience_s` has passed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        while True:
+            found = await self._read()
+            complete = +Counter({what: found.count(what) for what in self.expected()}) == +self.expected()
+            if (complete and found.quotas == self.quotas()) or loop.time() > deadline:
+                return found
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _read(self) -> Services:
+        found, names, call = Services(), self._names, self._caller.call
+        for repository in self._repositories:
+            audit = names.audits.get(repository)
+            found.counts[repository] = await call("Audit.counts", audit.counts)
+            found.repeated[repository] = await call("Audit.repeated", audit.repeated)
+            found.index[repository] = await call("Index.entries", names.indexes.get(repository).entries)
+        for key in self.quotas():
+            found.quotas[key] = tuple(await call("Author.quota", names.authors.get(key).quota))
+        return found
+
+    def checks(self, found: Services, releases: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+        """Every count. `releases` are the summaries of the releases."""
+        checks = [
+            Check(f"told to the audit trail: {what}", count, found.count(what))
+            for what, count in sorted(self.expected().items())
+        ]
+        strange = sum(sum(counts.values()) for counts in found.counts.values()) - sum(
+            found.count(what) for what in self.expected()
+        )
+        repeated = tuple(each for repeats in found.repeated.values() for each in repeats)
+        return [
+            *checks,
+            Check("anything else told to the audit trail", 0, strange),
+            Check("told to the audit trail twice", 0, len(repeated), repeated),
+            *self._publication_checks(releases),
+            *self._quota_checks(found),
+            *self._index_checks(found),
+        ]
+
+    def _publication_checks(self, releases: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+        edges = sum(len(each.needs) for each in self._published.values())
+        unmet = tuple(key for key, summary in releases.items() if summary.get("unmet"))
+        return [
+            Check(
+                "releases published, each once",
+                len(self._published),
+                sum(summary.get("published") == 1 for summary in releases.values()),
+            ),
+            Check(
+                "dependencies that were published first",
+                edges,
+                sum(summary.get("needed", 0) - summary.get("unmet", 0) for summary in releases.values()),
+                unmet,
+            ),
+        ]
+
+    def _quota_checks(self, found: Services) -> list[Check]:
+        wanted = self.quotas()
+        different = tuple(
+            f"{key}: expected {total}, found {found.quotas.get(key)}"
+            for key, total in wanted.items()
+            if found.quotas.get(key) != total
+        )
+        return [
+            Check(
+                f"{what} charged to the authors' quotas",
+                sum(total[place] for total in wanted.values()),
+                sum(total[place] for total in found.quotas.values()),
+                different,
+            )
+            for place, what in enumerate(("files", "bytes"))
+        ]
+
+    def _index_checks(self, found: Services) -> list[Check]:
+        noted = Counter[str]()
+        for entries in found.index.values():
+            noted.update(entries)
+        wrong = tuple(key for key in {*noted, *self._published} if noted[key] != (key in self._published))
+        return [
+            Check("releases in the index, each once", len(self._published), len(noted), wrong),
+            Check(
+                "indexers that had the lease",
+                len(self._repositories),
+                sum(count == 1 for count in self._readers.indexed_by.values()),
+            ),
+        ]
+
+
+#: Why an outcome of each kind happens here.
+_REASONS = {"reservation.read_served": "requested", "reservation.aborted": "abandoned"}
