@@ -1,4 +1,4 @@
-"""What stands around the releases: the audit trail, which gets every outcome, and the index, which one indexer writes."""
+"""What stands around the releases: an audit trail that gets every outcome, and the index that one indexer writes."""
 
 from __future__ import annotations
 
