@@ -15,15 +15,12 @@ from typing import Any, TypedDict
 
 from actors import (
     Advance,
-    DurableContext,
     DurableObject,
-    QuotaLimit,
     Rejected,
-    TicketGone,
     TimerInfo,
-    durable,
     shared,
 )
+from actors.errors import TicketGone
 from examples.package_registry.services import Audit
 
 __all__ = ["Author", "Release", "Upload", "UploadExpired", "UploadRefused"]
@@ -33,8 +30,6 @@ EXPIRY = "expiry"
 RELEASED = "released"
 #: An upload has this many times the session's time to live in all, however alive it is.
 _TICKET_LIVES = 3
-#: What an author may publish in a week: never reached here, counted exactly.
-AUTHOR_LIMIT = QuotaLimit(window="7d", operations=10_000_000, bytes=10**15)
 
 
 def repository_of(key: str) -> str:
@@ -185,18 +180,13 @@ class Release(DurableObject):
         """One of the release's upload sessions came to nothing."""
         self.storage.put("expired", self.storage.get("expired", 0) + 1)
 
-    @durable
-    async def ship(
-        self, ctx: DurableContext, authors: Sequence[tuple[str, str]], needs: Sequence[str]
-    ) -> dict[str, int]:
-        """All files are here: credit the authors (name and key of each), charge their quotas, and publish.
+    async def ship(self, author_keys: Sequence[str], needs: Sequence[str]) -> None:
+        """All files are here: credit the authors, all at once, and publish once `needs` are published.
 
-        `needs` are the releases that must be published first. Each step happens once, whatever dies on the way.
+        Raises `Rejected` when that was done before.
         """
-        totals = await ctx.step("seal", self._seal, [key for _, key in authors])
-        await ctx.step("charge", self._charge, [name for name, _ in authors], totals)
-        await ctx.step("publish", self._publish, list(needs))
-        return totals
+        await self._seal(author_keys)
+        self.publications.advance(items=[RELEASED], depends_on=[(Release, key, RELEASED) for key in needs])
 
     async def _seal(self, author_keys: Sequence[str]) -> dict[str, int]:
         if self.storage.get("sealed", False):
@@ -206,14 +196,6 @@ class Release(DurableObject):
         await asyncio.gather(*(objects.get(key).credit(totals["files"], totals["bytes"]) for key in author_keys))
         self.storage.put("sealed", True)
         return totals
-
-    def _charge(self, authors: Sequence[str], totals: dict[str, int]) -> None:
-        for author in authors:
-            name = f"{repository_of(self.key)}/{author}"
-            self.quotas.charge(name, operations=totals["files"], bytes=totals["bytes"], limit=AUTHOR_LIMIT)
-
-    def _publish(self, needs: Sequence[str]) -> None:
-        self.publications.advance(items=[RELEASED], depends_on=[(Release, key, RELEASED) for key in needs])
 
     async def on_published(self, advance: Advance) -> None:
         """Look whether what this release requires is really there, and tell the audit trail."""
@@ -272,12 +254,6 @@ class Author(DurableObject):
                 "bytes": self.storage.get("bytes", 0) + size,
             }
         )
-
-    async def quota(self) -> tuple[int, int]:
-        """Files and bytes charged to the author's quota by all releases, as far as they have been rolled up."""
-        repository, _, author = self.key.partition(":")
-        total = await self.quotas.total(f"{repository}/{author}", AUTHOR_LIMIT)
-        return total.operations, total.bytes
 
     @shared
     def totals(self) -> dict[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actors import DurableObject, LeaseHeld, Outcome, shared
+from actors import DurableObject, Outcome, shared
+from actors.errors import LeaseHeld
 
 __all__ = ["Audit", "Index", "Indexer"]
 

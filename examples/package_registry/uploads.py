@@ -79,9 +79,9 @@ class Uploader:
         requires, authors = list(distribution.requires), list(distribution.authors)
         await self._caller.call("Release.publish", release.publish, requires, authors)
         await all_of(self._file(repository, distribution, file) for file in distribution.files)
-        named = [(author, author_key(repository, author)) for author in authors]
+        author_keys = [author_key(repository, author) for author in authors]
         needs = [f"{repository}:{need}" for need in distribution.needs]
-        await self._caller.call("Release.ship", release.ship, named, needs)
+        await self._caller.call("Release.ship", release.ship, author_keys, needs)
 
     async def _file(self, repository: str, distribution: Distribution, file: File) -> None:
         release = release_key(repository, distribution)

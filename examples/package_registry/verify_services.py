@@ -11,7 +11,6 @@ from typing import Any
 from examples.package_registry.calls import Caller
 from examples.package_registry.check import Check
 from examples.package_registry.ingest import Distribution
-from examples.package_registry.keys import author_key
 from examples.package_registry.namespaces import Namespaces
 from examples.package_registry.readers import ReaderTally
 from examples.package_registry.uploads import Tally
@@ -23,12 +22,11 @@ _LOOK_EVERY_S = 0.2
 
 @dataclass
 class Services:
-    """What the services say, by repository; quota totals by author key as (files, bytes)."""
+    """What the services say, by repository."""
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     repeated: dict[str, list[str]] = field(default_factory=dict)
     index: dict[str, dict[str, int]] = field(default_factory=dict)
-    quotas: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def count(self, what: str) -> int:
         """How often something has happened, in all repositories."""
@@ -61,18 +59,6 @@ class ServicesVerifier:
         wanted["announced"] = len(self._published)
         return wanted
 
-    def quotas(self) -> dict[str, tuple[int, int]]:
-        """The exact totals of each author's quota."""
-        totals: dict[str, tuple[int, int]] = {}
-        for key, distribution in self._published.items():
-            repository = key.partition(":")[0]
-            intact = [file for file in distribution.files if file.intact]
-            for author in distribution.authors:
-                files, size = totals.get(author_key(repository, author), (0, 0))
-                more = sum(file.size for file in intact)
-                totals[author_key(repository, author)] = (files + len(intact), size + more)
-        return totals
-
     async def read(self, patience_s: float) -> Services:
         """Everything that the services say, once it is complete or `patience_s` has passed."""
         loop = asyncio.get_running_loop()
@@ -80,7 +66,7 @@ class ServicesVerifier:
         while True:
             found = await self._read()
             complete = +Counter({what: found.count(what) for what in self.expected()}) == +self.expected()
-            if (complete and found.quotas == self.quotas()) or loop.time() > deadline:
+            if complete or loop.time() > deadline:
                 return found
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -91,8 +77,6 @@ class ServicesVerifier:
             found.counts[repository] = await call("Audit.counts", audit.counts)
             found.repeated[repository] = await call("Audit.repeated", audit.repeated)
             found.index[repository] = await call("Index.entries", names.indexes.get(repository).entries)
-        for key in self.quotas():
-            found.quotas[key] = tuple(await call("Author.quota", names.authors.get(key).quota))
         return found
 
     def checks(self, found: Services, releases: Mapping[str, Mapping[str, Any]]) -> list[Check]:
@@ -110,7 +94,6 @@ class ServicesVerifier:
             Check("anything else told to the audit trail", 0, strange),
             Check("told to the audit trail twice", 0, len(repeated), repeated),
             *self._publication_checks(releases),
-            *self._quota_checks(found),
             *self._index_checks(found),
         ]
 
@@ -129,23 +112,6 @@ class ServicesVerifier:
                 sum(summary.get("needed", 0) - summary.get("unmet", 0) for summary in releases.values()),
                 unmet,
             ),
-        ]
-
-    def _quota_checks(self, found: Services) -> list[Check]:
-        wanted = self.quotas()
-        different = tuple(
-            f"{key}: expected {total}, found {found.quotas.get(key)}"
-            for key, total in wanted.items()
-            if found.quotas.get(key) != total
-        )
-        return [
-            Check(
-                f"{what} charged to the authors' quotas",
-                sum(total[place] for total in wanted.values()),
-                sum(total[place] for total in found.quotas.values()),
-                different,
-            )
-            for place, what in enumerate(("files", "bytes"))
         ]
 
     def _index_checks(self, found: Services) -> list[Check]:
