@@ -27,7 +27,7 @@ from examples.package_registry.ingest import Environment, read_environment
 from examples.package_registry.readers import Readers
 from examples.package_registry.uploads import Tally, Uploader
 from examples.package_registry.verify import Found, Verifier
-from examples.package_registry.verify_services import ServicesVerifier
+from examples.package_registry.verify_services import Services, ServicesVerifier
 
 #: Besides the time to live itself: how long the last expiries may take before they are called missing. Long, because
 #: a partition may just have been killed on a slow machine; it ends as soon as they are there.
@@ -96,7 +96,7 @@ async def run(host: AbstractAsyncContextManager[Hosting], plan: Plan) -> Result:
         verifier = Verifier(hosting.names, reader, plan.repositories, plan.environment, tally)
         published = dict(verifier.published())
         readers = Readers(hosting.names, caller, plan.ttl)
-        await _read_and_index(readers, plan, list(published))
+        await _read_and_index(hosting, readers, plan, list(published), kills)
         await _expiries(verifier, tally, plan.ttl)
         services_verifier = ServicesVerifier(hosting.names, reader, plan.repositories, published, tally, readers.tally)
         with console.status("reading everything back"):
@@ -104,16 +104,23 @@ async def run(host: AbstractAsyncContextManager[Hosting], plan: Plan) -> Result:
             found = await verifier.read()
         checks = verifier.checks(found) + services_verifier.checks(services, found.releases)
         if plan.kills:
-            checks.append(Check("partition processes killed", plan.kills, len(kills)))
-        console.print(_table(plan, found, tally, caller, reader, kills, ingest_s))
+            checks.append(Check("partition processes killed", plan.kills + 1, len(kills)))
+        console.print(_table(plan, found, services, tally, caller, reader, kills, ingest_s))
         return Result(found, tally, checks, kills)
 
 
-async def _read_and_index(readers: Readers, plan: Plan, releases: Sequence[str]) -> None:
+async def _read_and_index(
+    hosting: Hosting, readers: Readers, plan: Plan, releases: Sequence[str], kills: list[str]
+) -> None:
+    """Wait until everything is published, then download and index it; with chaos one more partition dies meanwhile."""
     with console.status("waiting until everything is published, in the order of its dependencies"):
         await readers.until_published(releases, _PATIENCE_S)
     with console.status("downloading and indexing"):
-        await readers.download(releases)
+        downloading = asyncio.ensure_future(readers.download(releases))
+        if plan.kills:
+            kills.append(await hosting.kill(0))
+            console.print(f"[red]{kills[-1]}[/red]", highlight=False, soft_wrap=True)
+        await downloading
         for repository in plan.repositories:
             own = [key for key in releases if key.startswith(f"{repository}:")]
             await readers.index(repository, own)
@@ -173,10 +180,21 @@ def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def _table(
-    plan: Plan, found: Found, tally: Tally, caller: Caller, reader: Caller, kills: Sequence[str], ingest_s: float
+    plan: Plan,
+    found: Found,
+    services: Services,
+    tally: Tally,
+    caller: Caller,
+    reader: Caller,
+    kills: Sequence[str],
+    ingest_s: float,
 ) -> Table:
     milliseconds = [seconds * 1_000 for seconds in caller.seconds]
-    nested = found.file_count + found.timers("fired") + sum(each["releases"] for each in found.authors.values())
+    needed = sum(summary.get("needed", 0) for summary in found.releases.values())
+    credited = sum(each["releases"] for each in found.authors.values())
+    nested = found.file_count + found.timers("fired") + credited + needed
+    told = sum(sum(counts.values()) for counts in services.counts.values())
+    uploads = sum(count for name, count in caller.made.items() if name.startswith("Upload."))
     rows: list[tuple[str, str]] = [
         ("repositories (passes)", f"{len(plan.repositories):,}"),
         ("objects", f"{found.object_count:,}"),
@@ -194,8 +212,12 @@ def _table(
         ("timers cancelled", f"{found.timers('cancelled'):,}"),
         ("timers fired", f"{found.timers('fired'):,}"),
         ("  late, p50 / p99", f"{percentile(found.lateness_ms, 50):.0f} / {percentile(found.lateness_ms, 99):.0f} ms"),
+        ("releases published, after so many dependencies", f"{len(found.releases):,} / {needed:,}"),
+        ("outcomes and messages in the audit trail", f"{told:,}"),
+        *((f"  {what}", f"{count:,}") for what, count in sorted(services.totals().items())),
+        ("releases in the index", f"{sum(len(entries) for entries in services.index.values()):,}"),
         ("upload time", f"{ingest_s:.1f} s"),
-        ("calls/s", f"{caller.total / ingest_s:,.0f}"),
+        ("calls/s while uploading", f"{uploads / ingest_s:,.0f}"),
         ("call latency, p50 / p99", f"{percentile(milliseconds, 50):.1f} / {percentile(milliseconds, 99):.1f} ms"),
         ("calls in flight, at most", f"{plan.in_flight:,}"),
     ]

@@ -28,6 +28,13 @@ class Services:
     repeated: dict[str, list[str]] = field(default_factory=dict)
     index: dict[str, dict[str, int]] = field(default_factory=dict)
 
+    def totals(self) -> Counter[str]:
+        """How often each thing has happened, in all repositories."""
+        totals: Counter[str] = Counter()
+        for counts in self.counts.values():
+            totals.update(counts)
+        return totals
+
     def count(self, what: str) -> int:
         """How often something has happened, in all repositories."""
         return sum(counts.get(what, 0) for counts in self.counts.values())
