@@ -115,12 +115,9 @@ def activation_failed(host: ObjectHost, turn: Turn, error: BaseException) -> Non
     work = host.queue.popleft()
     if isinstance(work, TimerWork) and not timer_turns.begin(host, work):
         return
-    if work.resumed:
-        # what it had called has happened, so its end must be recorded, as if its own code had raised
-        ended = Turn(host, work, work.turn_id, WriteBuffer(), host.partition.clock.wall_ms(), work.attempt)
-        ended.resume()
-        work.resumed = False
-        host.turn_failed(ended, error)
+    resumed = interruption.never_resumed(host, work)
+    if resumed is not None:
+        host.turn_failed(resumed, error)
     elif isinstance(work, CallWork):
         work.answer(*raised(error))
         host.partition.admission.work_ended(work)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 
@@ -282,6 +282,14 @@ class ClassInfo:
         if found is None:
             raise self._refusal(name)
         return found
+
+    def method_or_refusal(self, name: str) -> MethodInfo:
+        """The method, or one in its place that raises why there is none: for turns that began under older code."""
+
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            raise self._refusal(name)
+
+        return self.methods.get(name) or MethodInfo(name, refuse, refuse, False)
 
     def _refusal(self, name: str) -> Exception:
         where = f"{self.type_name}.{name}"

@@ -44,7 +44,7 @@ class IntentRunner:
             self._run_timer(host, intent)
             return
         _, method_name, args, flags, now_ms, attempt, chain, caller, answers = intent.fields
-        work = CallWork(host, info.method(method_name), intent.turn_id, args, flags)
+        work = CallWork(host, info.method_or_refusal(method_name), intent.turn_id, args, flags)
         work.chain = tuple((name, key) for name, key in chain)
         work.made_by(tuple(caller) if caller else None)
         work.attempt, work.began_ms, work.resumed, work.answers = attempt + 1, now_ms, True, answers

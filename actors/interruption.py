@@ -17,7 +17,17 @@ from actors.write_buffer import WriteBuffer
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
 
-__all__ = ["clear_timeout", "put_back", "reset", "run_again", "set_timeout", "supersede", "timeout_error", "timeout_ms"]
+__all__ = [
+    "clear_timeout",
+    "never_resumed",
+    "put_back",
+    "reset",
+    "run_again",
+    "set_timeout",
+    "supersede",
+    "timeout_error",
+    "timeout_ms",
+]
 
 #: After a failed commit, work that must be run again waits this long: the cause (a full disk) needs time to pass.
 RERUN_DELAY_MS = 1_000
@@ -123,6 +133,17 @@ def run_again(host: ObjectHost, work: Work, turn: Turn) -> None:
     work.began_ms = turn.now_ms
     work.resumed = True
     put_back(host, work)
+
+
+def never_resumed(host: ObjectHost, work: Work) -> Turn | None:
+    """The turn of work that can't be run again after all; None when it has not run before. What it had called has
+    happened, so its end must be recorded, as if its own code had raised."""
+    if not work.resumed:
+        return None
+    work.resumed = False
+    turn = Turn(host, work, work.turn_id, WriteBuffer(), host.partition.clock.wall_ms(), work.attempt)
+    turn.resume()
+    return turn
 
 
 def put_back(host: ObjectHost, work: Work) -> None:

@@ -202,7 +202,8 @@ class ObjectHost:
     def _start(self, work: Work) -> None:
         now_ms = self.partition.clock.wall_ms()
         if isinstance(work, CallWork):
-            if work.deadline_ns and self.partition.clock.monotonic_ns() > work.deadline_ns:
+            # one that is run again is past that: what it had called has happened
+            if work.deadline_ns and not work.resumed and self.partition.clock.monotonic_ns() > work.deadline_ns:
                 work.refuse(CallExpired(f"{self.id}.{work.method.name}: its deadline passed before it could start"))
                 self.partition.admission.work_ended(work)
                 return
@@ -222,6 +223,7 @@ class ObjectHost:
         if work.resumed:
             turn.resume()
             work.resumed = False
+            turn.note_intent(early_commit.commit_intent(self, turn))  # says how often it has begun
         if isinstance(work, TimerWork):
             self.partition.claims.started(work)
             timer_turns.end_timer_in(self, turn, work)

@@ -49,6 +49,9 @@ class TimerDispatcher:
         #: what has had a turn end since the last look for parked ones: classes, and objects with their class
         self._freed: dict[str, dict[int, None]] = {}
         self._warned: set[object] = set()
+        #: (class, whether it is being loaded) -> the earliest due time of what waits for it: however many rows those
+        #: are, they are looked at again once
+        self._classless: dict[tuple[str, bool], int] = {}
         #: (class, key, name) of timers that ran when the process died: they run one at a time
         self.suspects: set[tuple[str, str, str]] = set()
 
@@ -120,11 +123,11 @@ class TimerDispatcher:
             return True
         info = partition.classes.get(object_id.type_name)
         if info is None:
-            partition.classes.when_loaded(object_id.type_name, lambda: self._again(due_ms))
+            self._wait_for_class(object_id.type_name, due_ms, is_loading=True)
             return True
         if not isinstance(info, ClassInfo):
             self._warn(object_id.type_name, f"timers of {object_id.type_name} can't run: {info}")
-            partition.clock.call_later(CLASS_RETRY_MS, lambda: self._retry_class(object_id.type_name, due_ms))
+            self._wait_for_class(object_id.type_name, due_ms, is_loading=False)
             return True
         settings = partition.settings
         if self._by_object[oid] >= settings.max_timer_turns_per_object:
@@ -229,9 +232,21 @@ class TimerDispatcher:
         self.rewind(due_ms)
         self._partition.tick()
 
-    def _retry_class(self, type_name: str, due_ms: int) -> None:
+    def _wait_for_class(self, type_name: str, due_ms: int, *, is_loading: bool) -> None:
+        """Look at the timers of this class again when it has been loaded, or when loading may be tried again."""
+        place = type_name, is_loading
+        earliest_ms = self._classless.get(place)
+        self._classless[place] = due_ms if earliest_ms is None else min(earliest_ms, due_ms)
+        if earliest_ms is not None:
+            return
+        if is_loading:
+            self._partition.classes.when_loaded(type_name, lambda: self._again(self._classless.pop(place)))
+        else:
+            self._partition.clock.call_later(CLASS_RETRY_MS, lambda: self._retry_class(type_name))
+
+    def _retry_class(self, type_name: str) -> None:
         self._partition.classes.forget_failure(type_name)
-        self._again(due_ms)
+        self._again(self._classless.pop((type_name, False)))
 
     def _warn(self, what: object, message: str) -> None:
         if what not in self._warned:  # once per run: the row is met again at every tick

@@ -60,7 +60,8 @@ def handler_of(host: ObjectHost, work: TimerWork) -> Any:
         found = host.info.methods.get(name)
         handler = None if found is None else found.call
     if handler is None:
-        failed(host, work, None, AttributeError(f"{host.info.type_name} has no method {name!r} to run"))
+        never_run = interruption.never_resumed(host, work)
+        failed(host, work, never_run, AttributeError(f"{host.info.type_name} has no method {name!r} to run"))
     return handler
 
 
