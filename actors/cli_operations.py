@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from actors.address import slot_of
 from actors.cli_support import AsJson, ClusterAddress, DataDir, RuntimeName, connected, explained, show
+from actors.coordinator_rebuild import rebuild_coordinator as rebuild
 from actors.errors import InvalidOption
 from drivers.inspection import read_all
 from drivers.snapshot import restore as restore_snapshot
@@ -119,6 +120,23 @@ def restore(source: DataDir, data_dir: Annotated[Path, typer.Argument(help="A ne
     typer.echo(f"copied {count} files to {data_dir}")
 
 
+def rebuild_coordinator(
+    data_dir: DataDir,
+    yes: Annotated[bool, typer.Option("--yes", help="The coordinator's file is lost for good.")] = False,
+) -> None:
+    """Make a lost coordinator file again from the partitions' files. Every partition must be there, and stopped."""
+    with explained():
+        if not yes:
+            raise InvalidOption(
+                "say --yes if the coordinator's file is lost for good: a file that is only on another disk, and comes "
+                "back later, would be a second truth"
+            )
+        rebuilt = rebuild(data_dir)
+    typer.echo(f"partitions {', '.join(map(str, rebuilt.partitions))}; slot map version {rebuilt.map_version}")
+    if rebuilt.undecided:
+        typer.echo(f"slots {list(rebuilt.undecided)} were on their way; they stay where they came from")
+
+
 def sql(
     data_dir: DataDir,
     query: Annotated[str, typer.Argument(help="A query; it can only read.")],
@@ -135,5 +153,5 @@ def sql(
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (start, stop, scale, deploy, drain, move, snapshot, restore, sql):
+    for command in (start, stop, scale, deploy, drain, move, snapshot, restore, sql, rebuild_coordinator):
         app.command()(command)

@@ -71,7 +71,7 @@ _TABLES_V1 = (
     """,
 )
 
-INSERT_CLUSTER = "INSERT INTO cluster (id, cluster_id, secret, map_version) VALUES (1, ?, ?, 1)"
+INSERT_CLUSTER = "INSERT INTO cluster (id, cluster_id, secret, map_version) VALUES (1, ?, ?, ?)"
 READ_CLUSTER = "SELECT cluster_id, secret, map_version FROM cluster WHERE id = 1"
 INSERT_PARTITION = (
     "INSERT INTO partitions (partition, initialised, epoch, commit_seq, node, directory) VALUES (?, 0, 0, 0, '', '')"
@@ -174,14 +174,22 @@ class CoordinatorStore:
 
     @classmethod
     def create(
-        cls, path: Path, cluster_id: str, partitions: int, secret: bytes, owners: Sequence[int] | None = None
+        cls,
+        path: Path,
+        cluster_id: str,
+        partitions: int | Sequence[int],
+        secret: bytes,
+        owners: Sequence[int] | None = None,
+        *,
+        map_version: int = 1,
     ) -> None:
         """Make the file of a new cluster, whole or not at all. Raises FileExistsError when there is one.
 
-        `owners` is the owner of each slot, when they are not to have equal shares.
+        `partitions`: how many, or which. `owners` is the owner of each slot, when they are not to have equal shares.
         """
+        numbers = range(partitions) if isinstance(partitions, int) else partitions
         if owners is None:
-            ranges = enumerate(balanced_ranges(partitions))
+            ranges = zip(numbers, balanced_ranges(len(numbers)), strict=True)
             owners = [partition for partition, (first, last) in ranges for _ in range(first, last + 1)]
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"the secret has {len(secret)} bytes, not {SECRET_BYTES}")
@@ -196,8 +204,8 @@ class CoordinatorStore:
             db = Database(connection)
             coordinator_migrations.apply(db)
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(INSERT_CLUSTER, (cluster_id, secret))
-            connection.executemany(INSERT_PARTITION, ((partition,) for partition in range(partitions)))
+            connection.execute(INSERT_CLUSTER, (cluster_id, secret, map_version))
+            connection.executemany(INSERT_PARTITION, ((partition,) for partition in numbers))
             connection.executemany(INSERT_SLOT, enumerate(owners))
             connection.execute("COMMIT")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -242,7 +250,7 @@ class CoordinatorStore:
         """A store in memory, for a runtime that has its data there too; `owners` is the owner of each slot."""
         db = Database(sqlite3.connect(":memory:", isolation_level=None))
         coordinator_migrations.apply(db)
-        db.execute(INSERT_CLUSTER, (cluster_id, b""))
+        db.execute(INSERT_CLUSTER, (cluster_id, b"", 1))
         db.conn.executemany(INSERT_PARTITION, ((partition,) for partition in sorted(set(owners))))
         db.conn.executemany(INSERT_SLOT, enumerate(owners))
         return cls(db, Path(":memory:"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,19 @@ from sqlite_utils import Database
 from drivers.errors import DataMissing
 from drivers.files import PARTITION_FILE
 from drivers.schema import check_schema
+from drivers.sql import READ_HEADER
 
-__all__ = ["DEAD_LETTERS", "LOST_TIMERS", "OBJECTS", "TIMERS", "find_partitions", "integrity", "read_all"]
+__all__ = [
+    "DEAD_LETTERS",
+    "LOST_TIMERS",
+    "OBJECTS",
+    "TIMERS",
+    "PartitionFacts",
+    "find_partitions",
+    "integrity",
+    "partition_facts",
+    "read_all",
+]
 
 OBJECTS = (
     "SELECT class, key, slot, (SELECT min(due_ms) FROM directory WHERE directory.oid = objects.oid) AS next_due,"
@@ -37,6 +49,8 @@ LOST_TIMERS = (
     " AND timers.generation = directory.generation)"
 )
 _INTEGRITY = "PRAGMA integrity_check"
+_SLOTS = "SELECT slot, state, version FROM slots"
+_CLASSES = "SELECT type_name, module, qualname FROM classes"
 
 
 def find_partitions(data_dir: Path) -> list[tuple[int, Path]]:
@@ -71,3 +85,27 @@ def integrity(path: Path) -> tuple[str, int]:
         (verdict,) = database.execute(_INTEGRITY).fetchone()
         (lost,) = database.execute(LOST_TIMERS).fetchone()
     return str(verdict), int(lost)
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """What a partition's file says of itself: `slots` are (slot, state, version), `classes` (type, module, name)."""
+
+    partition: int
+    cluster_id: str
+    epoch: int
+    commit_seq: int
+    slots: tuple[tuple[int, str, int], ...]
+    classes: tuple[tuple[str, str, str], ...]
+
+
+def partition_facts(data_dir: Path) -> list[PartitionFacts]:
+    """The facts of each partition, by number. Raises `DataMissing`, `SchemaTooNew`."""
+    facts: list[PartitionFacts] = []
+    for number, path in find_partitions(data_dir):
+        with _opened(path) as database:
+            cluster_id, _partition, epoch, commit_seq, *_ = database.execute(READ_HEADER).fetchone()
+            slots = tuple(database.execute(_SLOTS).fetchall())
+            classes = tuple(database.execute(_CLASSES).fetchall())
+            facts.append(PartitionFacts(number, cluster_id, epoch, commit_seq, slots, classes))
+    return facts
