@@ -1,4 +1,4 @@
-"""Requests that are not calls of a method: listing and deleting objects, dead letters, status."""
+"""Requests that are not calls of a method: listing objects, dead letters, status."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from actors.messages import OK, REFUSED, STALE
 from actors.object_timers import redriven_name
 from actors.slot_table import INCOMING
 from actors.wire_errors import encode_error
-from actors.write_buffer import DirectoryRow
-from drivers.tables import CLEAR, DEAD_LETTERS, DIRECTORY, KV, OBJECTS, OUTBOX, SLOT_NUMBERS, TABLES, Op
+from drivers.tables import DEAD_LETTERS, OUTBOX, SLOT_NUMBERS, Op
 from drivers.write_set import WriteSet
 from timers.registry import TimerKind
 from timers.schedule import TimerSpec
@@ -42,7 +41,6 @@ class Admin:
         self._partition = partition
         self._ops: dict[str, Callable[..., Any]] = {
             "list_objects": self._list_objects,
-            "delete_object": self._delete_object,
             "dead_letters": self._dead_letters,
             "redrive": self._redrive,
             "discard": self._discard,
@@ -109,28 +107,6 @@ class Admin:
             if len(rows) < limit or len(found) >= limit:
                 return found[:limit]
             after = rows[-1][1]
-
-    def _delete_object(self, type_name: str, key: str) -> Any:
-        """Remove an object whole. Its inbox rows and intents stay until they are released."""
-        partition = self._partition
-        host = partition.find_host(type_name, key)
-        if host is not None:
-            if host.busy:
-                raise Overloaded(f"{host.id} is running turns: delete it when they have ended")
-            partition.evict(host)
-        oid = partition.store.find_object(type_name, key)
-        if oid is None or (type_name, key) in partition.deletions:
-            return False
-        ops: list[Op] = [(KV, (oid,), CLEAR), (OBJECTS, (oid,), None)]
-        ops += [(spec.name, (oid,), CLEAR) for spec in TABLES.values() if spec.per_object and not spec.outlives_object]
-        for row in partition.store.scan(DIRECTORY, (oid,)):
-            ops.extend(DirectoryRow(*row).delete_ops())
-        write_set = WriteSet(ops)
-        # calls that come before the commit must not see, or write to, the rows that it removes
-        partition.deletions[type_name, key] = write_set
-        write_set.waiters.append(lambda error: partition.deletion_ended(type_name, key))
-        partition.submit(write_set)
-        return _Durable(write_set, True)
 
     # --- publications -----------------------------------------------------------------------------
 

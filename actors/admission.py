@@ -7,10 +7,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.address import ObjectId, check_key, slot_of
-from actors.durable_object import ClassInfo
+from actors.deletion import DELETION
+from actors.durable_object import ClassInfo, MethodInfo
 from actors.errors import CallDiverged, InvalidOption, MainspringError, Overloaded, ReplyLost
 from actors.message_ids import read_mark, read_pair_question
-from actors.messages import PICKLED, RAISED, REFUSED, REPEAT, RESUMED, STALE, CallExtra, CallRow, outside_call_id
+from actors.messages import (
+    DELETE,
+    PICKLED,
+    RAISED,
+    REFUSED,
+    REPEAT,
+    RESUMED,
+    STALE,
+    CallExtra,
+    CallRow,
+    outside_call_id,
+)
 from actors.partition_connection import ReplyTo
 from actors.wire_errors import encode_error
 from actors.work import MAY_PICKLE, REPLY_LOST, CallWork, Work, call_fingerprint, comparable_args
@@ -93,7 +105,7 @@ class Admission:
                 if not isinstance(info, ClassInfo):
                     raise info
                 check_key(key)
-                info.method(method_name)  # a call that is refused does not bring its object into memory
+                _method(info, method_name)  # a call that is refused does not bring its object into memory
                 host = partition.host(info, ObjectId(type_name, key, slot))
             work = self._work(host, row, call_id, connection.trusted_pickle)
         except MainspringError as error:
@@ -131,7 +143,7 @@ class Admission:
     def _work(self, host: ObjectHost, row: CallRow, call_id: bytes, trusted: bool) -> CallWork:
         """The call as work. Raises what refuses it."""
         _, _, _, method_name, args, flags, timeout_ms, extra = row
-        method = host.info.method(method_name)
+        method = _method(host.info, method_name)
         settings = self._partition.settings
         waiting = len(host.queue)
         if waiting and waiting >= (host.info.cls.max_queued_turns or settings.max_queued_turns):
@@ -215,6 +227,10 @@ class Admission:
 def _belongs_to_turn(extra: CallExtra | None) -> bool:
     """Whether a turn waits for the call; nobody waits for a message."""
     return extra is not None and extra[2] is not None and read_mark(extra[2][2]) is None
+
+
+def _method(info: ClassInfo, name: str) -> MethodInfo:
+    return DELETION if name == DELETE else info.method(name)
 
 
 def _diverged(type_name: str, method: str) -> CallDiverged:

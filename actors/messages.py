@@ -36,6 +36,7 @@ __all__ = [
     "ANSWER",
     "CALLS",
     "CLASSES",
+    "DELETE",
     "OK",
     "OK_PICKLED",
     "PICKLED",
@@ -101,6 +102,9 @@ After a `STALE` answer a partition answers `STALE` to everything of that slot on
 this flag comes. Without it a partition that becomes the owner between two calls that were sent together would run
 the second before the first.
 """
+
+#: In the place of a method: the object is deleted. The name of no method that a class can have.
+DELETE: Final = "(delete)"
 
 _STATUSES = frozenset({OK, RAISED, REFUSED, STALE, OK_PICKLED})
 _KEYED = b"k"

@@ -14,7 +14,7 @@ from actors.client import Client
 from actors.current import CURRENT
 from actors.errors import InvalidOption, MethodNotCallable, SyncCallInLoop
 from actors.io_loop import ensure_no_loop
-from actors.messages import keyed_call_id
+from actors.messages import DELETE, keyed_call_id
 from actors.runtime_registry import RuntimePort, runtime_registry
 from timers.schedule import parse_duration_ms
 
@@ -278,8 +278,9 @@ class Namespace:
     async def delete(self, key: str) -> bool:
         """Remove an object whole: state, timers, executions. Returns whether there was one.
 
-        It is sent behind the calls that this process has made to the object. Raises `InvalidKey`, `Overloaded` while
-        the object runs turns, and `InvalidOption` inside a turn, with which it could not be rolled back.
+        It takes its place behind the calls that were made before it, and waits for turns that run. Calls after it meet
+        an object that has never written. Like a call it happens once, and raises what a call raises: `InvalidKey`,
+        `Overloaded`, `CallOutcomeUnknown`; also `InvalidOption` inside a turn, with which it could not be rolled back.
         """
         if CURRENT.get() is not None:
             raise InvalidOption(
@@ -287,7 +288,7 @@ class Namespace:
             )
         check_key(key)
         client = self._runtime().client()
-        existed: bool = await client.admin_object(self._ref, key, "delete_object", [self._ref.type_name, key])
+        existed: bool = await client.call(self._ref, key, DELETE, (), {})
         return existed
 
     def delete_sync(self, key: str) -> bool:

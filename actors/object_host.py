@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors import activation, early_commit, interruption, message_turns, timer_turns
+from actors import activation, deletion, early_commit, interruption, message_turns, timer_turns
 from actors.address import ObjectId
 from actors.containment import failure_of, shown, start_body
 from actors.critical_section import CriticalSection
@@ -176,7 +176,8 @@ class ObjectHost:
         self._pumping = True
         try:
             while self.queue and self._may_start(self.queue[0]):
-                if self.instance is None and not activation.activate(self):
+                needs_instance = self.instance is None and not deletion.is_deletion(self.queue[0])
+                if needs_instance and not activation.activate(self):
                     continue  # it is under way, or has failed and taken the head of the queue with it
                 self._start(self.queue.popleft())
         finally:
@@ -191,6 +192,8 @@ class ObjectHost:
             return False
         if not self.partition.gate.may_start(self, work.resumed):
             return False
+        if deletion.is_deletion(work):
+            return self.current is None and not self.side_turns
         if self.interleaved:
             return not self.section.held
         return self.current is None or (isinstance(work, CallWork) and work.method.is_shared)
@@ -208,6 +211,9 @@ class ObjectHost:
                 self.partition.admission.work_ended(work)
                 return
             if work.message is not None and not work.resumed and not message_turns.begin(self, work):
+                return
+            if deletion.is_deletion(work):
+                deletion.begin(self, work)
                 return
             function = work.method.call
         else:
@@ -349,7 +355,7 @@ class ObjectHost:
             except Exception as error:
                 return error
         if turn.read_only or not (turn.buffer.dirty or self._must_record(turn, work)):
-            self._answer_when_durable(turn, reply)
+            self.answer_when_durable(turn, reply)
             return None
         entry = work.inbox_entry(reply, settings.max_reply_memory_bytes)
         extra = work.closing_ops(turn)
@@ -357,7 +363,7 @@ class ObjectHost:
         if work.claimed:
             self.partition.careful.handed_over(work)
         early_commit.renew_buffer(self)
-        write_set.waiters.append(lambda error: self._call_durable(turn, reply, error))
+        write_set.waiters.append(lambda error: self.call_durable(turn, reply, error))
         return None
 
     @staticmethod
@@ -379,7 +385,7 @@ class ObjectHost:
         assert isinstance(work, CallWork)
         reply = raised(error)
         if turn.read_only or not (self._must_record(turn, work) or (self.interleaved and turn.buffer.dirty)):
-            self._answer_when_durable(turn, reply)
+            self.answer_when_durable(turn, reply)
             return
         entry = work.inbox_entry(reply, self.partition.settings.max_reply_memory_bytes)
         layer = turn.buffer.merged() if self.interleaved else WriteBuffer().top
@@ -387,16 +393,16 @@ class ObjectHost:
         if work.claimed:
             self.partition.careful.handed_over(work)
         early_commit.renew_buffer(self)
-        write_set.waiters.append(lambda failure: self._call_durable(turn, reply, failure))
+        write_set.waiters.append(lambda failure: self.call_durable(turn, reply, failure))
 
-    def _answer_when_durable(self, turn: Turn, reply: Reply) -> None:
+    def answer_when_durable(self, turn: Turn, reply: Reply) -> None:
         """The gate: nothing that rests on an undurable write leaves the object."""
         if self.state.last is None or self.state.last.done:
-            self._call_durable(turn, reply, None)
+            self.call_durable(turn, reply, None)
         else:
-            self.state.last.waiters.append(lambda error: self._call_durable(turn, reply, error))
+            self.state.last.waiters.append(lambda error: self.call_durable(turn, reply, error))
 
-    def _call_durable(self, turn: Turn, reply: Reply, error: BaseException | None) -> None:
+    def call_durable(self, turn: Turn, reply: Reply, error: BaseException | None) -> None:
         work = turn.work
         assert isinstance(work, CallWork)
         if error is None:

@@ -294,6 +294,21 @@ class ObjectState:
             write_set.waiters.append(lambda error: None if error else self._port.messages_left(leaving))
         return due_ms
 
+    def hand_over_deletion(self, ops: list[Op], inbox: InboxEntry) -> WriteSet:
+        """Queue the deletion of everything: from now on it is as if the object had never written."""
+        self._position += 1
+        write_set = WriteSet(ops, lineage=self.lineage, position=self._position, inbox=inbox)
+        self._overlay.clear()
+        self._row_overlay.clear()
+        self._cache.clear()
+        self._clearing = None
+        self._directory = {}
+        self._oid, self._oid_known, self._reserved_oid = None, True, None
+        write_set.waiters.append(lambda error: self._ended(write_set, [], [], None, error))
+        self.last = write_set
+        self._port.submit(write_set)
+        return write_set
+
     def _ensure_oid(self, ops: list[Op]) -> int:
         oid = self.oid
         if oid is None:
@@ -359,14 +374,6 @@ class ObjectState:
         self._oid, self._oid_known = None, False
         self._messages = None
         self.last = None
-
-    def start_deleted(self, deletion: WriteSet) -> None:
-        """The object's rows are being deleted by this write set: begin as if they were gone, and depend on it."""
-        deletion.lineage = self.lineage
-        self._oid, self._oid_known = None, True
-        self._directory = {}
-        self.last = deletion
-        deletion.waiters.append(lambda error: self._ended(deletion, [], [], None, error))
 
 
 def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:

@@ -397,9 +397,6 @@ class Partition:
             if len(self._hosts) >= self.settings.max_active_objects:
                 self._evict_one()  # before the new one is there: it is idle until it gets its work
             host = self._hosts[place] = ObjectHost(self, info, object_id)
-            deletion = self.deletions.get(place)
-            if deletion is not None:
-                host.state.start_deleted(deletion)
         return host
 
     def hosts_in(self, slots: Collection[int]) -> list[ObjectHost]:
@@ -430,8 +427,15 @@ class Partition:
             if not self.evict(host):
                 host.outdated = True
 
-    def deletion_ended(self, type_name: str, key: str) -> None:
-        del self.deletions[type_name, key]
+    def deletion_began(self, object_id: ObjectId, write_set: WriteSet) -> None:
+        """The object is being deleted: until that is durable its rows are still there, and mean nothing."""
+        place = (object_id.type_name, object_id.key)
+        self.deletions[place] = write_set
+        write_set.waiters.append(lambda error: self._deletion_ended(place, write_set))
+
+    def _deletion_ended(self, place: tuple[str, str], write_set: WriteSet) -> None:
+        if self.deletions.get(place) is write_set:  # and not a later one
+            del self.deletions[place]
 
     # --- write sets -------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from actors.errors import (
     SyncCallInLoop,
 )
 from actors.io_loop import ClientPool, IoLoop
-from actors.messages import keyed_call_id
+from actors.messages import DELETE, keyed_call_id
 from actors.namespace import Namespace, ObjectEntry, runtime_registry
 from actors.settings import Settings
 from tests.support.fake_cluster import CART, World
@@ -289,10 +289,11 @@ async def test_a_limit_that_makes_no_sense_is_refused(limit: int) -> None:
 
 async def test_delete_goes_to_the_owner_of_the_object() -> None:
     world = World(partitions=2)
-    world.cluster.all[slot_of("Cart", "alice") % 2].admin_values["delete_object"] = True
     deleting = asyncio.ensure_future(carts(world).delete("alice"))
     await world.round_trip()
-    assert await deleting is True
+    await deleting
+    (call,) = world.cluster.all[slot_of("Cart", "alice") % 2].calls
+    assert call[1:4] == ("Cart", "alice", DELETE)
 
 
 # --- pickling -----------------------------------------------------------------------------------------
