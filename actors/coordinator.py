@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -69,6 +70,8 @@ class RuntimeDescription:
     settings: Settings
     slot_map: SlotMap
     partitions: tuple[int, ...]
+    #: label of the disk with a partition's files; partitions without one are left out
+    disks: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,21 @@ class Coordinator:
             settings=self._config.settings,
             slot_map=self._store.slot_map(),
             partitions=tuple(record.partition for record in self._store.partitions()),
+            disks={record.partition: record.disk for record in self._store.partitions() if record.disk},
         )
+
+    def assign_disks(self, own: str, disks: Sequence[str]) -> dict[int, str]:
+        """Give each partition without a disk one of these: those with data `own`, where they were started so far, new
+        ones the disk with the fewest partitions. All partitions with their disks."""
+        records = self._store.partitions()
+        load = Counter(dict.fromkeys(disks, 0))
+        load.update(record.disk for record in records if record.disk in load)
+        for record in records:
+            if not record.disk:
+                disk = own if record.initialised else min(disks, key=lambda each: (load[each], disks.index(each)))
+                load[disk] += 1
+                self._store.assign_disk(record.partition, disk)
+        return {record.partition: record.disk for record in self._store.partitions()}
 
     async def slot_map(self, newer_than: int = 0, wait_ms: int = 0) -> SlotMap:
         """Which partition owns each slot. Waits up to `wait_ms` for a map that is newer than the given one."""

@@ -93,6 +93,10 @@ class CoordinatorActor:
         """See `Coordinator.slot_map`."""
         return await (await self._coordinator()).slot_map(newer_than, wait_ms)
 
+    async def assign_disks(self, own: str, disks: Sequence[str]) -> dict[int, str]:
+        """See `Coordinator.assign_disks`."""
+        return (await self._coordinator()).assign_disks(own, disks)
+
     async def add_partition(self, partition: int) -> None:
         """See `Coordinator.add_partition`."""
         (await self._coordinator()).add_partition(partition)

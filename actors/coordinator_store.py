@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
@@ -30,7 +31,7 @@ __all__ = [
 #: Length of the secret that peers prove to each other: as long as the HMAC's block of output.
 SECRET_BYTES = 32
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 coordinator_migrations = Migrations("mainspring_coordinator")
 
@@ -77,8 +78,10 @@ INSERT_PARTITION = (
     "INSERT INTO partitions (partition, initialised, epoch, commit_seq, node, directory) VALUES (?, 0, 0, 0, '', '')"
 )
 DELETE_PARTITION = "DELETE FROM partitions WHERE partition = ?"
-READ_PARTITION = "SELECT partition, initialised, epoch, commit_seq, node, directory FROM partitions WHERE partition = ?"
-LIST_PARTITIONS = "SELECT partition, initialised, epoch, commit_seq, node, directory FROM partitions ORDER BY partition"
+_PARTITION_COLUMNS = "partition, initialised, epoch, commit_seq, node, directory, disk"
+READ_PARTITION = f"SELECT {_PARTITION_COLUMNS} FROM partitions WHERE partition = ?"
+LIST_PARTITIONS = f"SELECT {_PARTITION_COLUMNS} FROM partitions ORDER BY partition"
+ASSIGN_DISK = "UPDATE partitions SET disk = ? WHERE partition = ? AND disk = ''"
 MARK_INITIALISED = "UPDATE partitions SET initialised = 1 WHERE partition = ?"
 # What is known only grows: a late or repeated message changes nothing.
 RAISE_PARTITION = (
@@ -103,6 +106,12 @@ def m002_moves(db: Database) -> None:
     """Slots on their way from one partition to another."""
     for statement in MOVE_TABLES:
         db.execute(statement)
+
+
+@coordinator_migrations()
+def m003_disks(db: Database) -> None:
+    """Which disk holds the files of each partition; '' until one is assigned, and where disks have no labels."""
+    db.execute("ALTER TABLE partitions ADD COLUMN disk TEXT NOT NULL DEFAULT ''")
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,10 @@ class SlotMap:
 
 @dataclass(frozen=True)
 class PartitionRecord:
-    """What the coordinator knows of a partition: the highest epoch and commit it has reported, and where it was."""
+    """What the coordinator knows of a partition: the highest epoch and commit it has reported, and where it was.
+
+    `disk` is the label of the disk with its files, '' where disks have no labels.
+    """
 
     partition: int
     initialised: bool
@@ -141,6 +153,7 @@ class PartitionRecord:
     commit_seq: int
     node: str
     directory: str
+    disk: str = ""
 
 
 @dataclass(frozen=True)
@@ -309,6 +322,10 @@ class CoordinatorStore:
         """Record where the partition of that epoch has its files."""
         self._db.execute(PLACE_PARTITION, (node, directory, partition, epoch))
 
+    def assign_disk(self, partition: int, disk: str) -> None:
+        """Record which disk has, or will have, the partition's files; one that has a disk keeps it."""
+        self._db.execute(ASSIGN_DISK, (disk, partition))
+
     # --- classes --------------------------------------------------------------------------------
 
     def register_class(self, definition: ClassDefinition, run_id: str) -> None:
@@ -339,9 +356,9 @@ class CoordinatorStore:
         return None if row is None else ClassDefinition(*row[:4])
 
 
-def _record(row: tuple[int, int, int, int, str, str]) -> PartitionRecord:
-    partition, initialised, epoch, commit_seq, node, directory = row
-    return PartitionRecord(partition, bool(initialised), epoch, commit_seq, node, directory)
+def _record(row: tuple[Any, ...]) -> PartitionRecord:
+    partition, initialised, *rest = row
+    return PartitionRecord(partition, bool(initialised), *rest)
 
 
 def _join(rows: Iterable[tuple[int, int, int]]) -> list[SlotRange]:

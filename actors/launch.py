@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ __all__ = [
     "DISK_LABEL",
     "Launch",
     "Placement",
+    "assign_disks",
     "choose_placement",
     "find_partitions",
     "find_runtime",
@@ -66,14 +67,19 @@ _ACTOR_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Placement:
-    """What a partition asks of Ray."""
+    """What actors ask of Ray. `disk` is the label of this node's disk, `disks` those of all nodes, this one first."""
 
     num_cpus: float
     disk: str | None
+    disks: tuple[str, ...] = ()
 
-    def options(self) -> dict[str, Any]:
-        """As Ray's actor options. By label and not by node: an actor bound to a lost node is dead for good."""
-        return {"label_selector": {DISK_LABEL: self.disk}} if self.disk is not None else {}
+    def options(self, disk: str | None = None) -> dict[str, Any]:
+        """As Ray's actor options, for the node with this disk (None: this node).
+
+        By label and not by node: an actor bound to a lost node is dead for good.
+        """
+        wanted = self.disk if disk is None else disk
+        return {"label_selector": {DISK_LABEL: wanted}} if wanted is not None else {}
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ def choose_placement(num_cpus: float) -> Placement:
             f'    ray start --address=... --labels "{DISK_LABEL}=disk1"\n'
             "and start the runtime there."
         )
-    return Placement(num_cpus, disk)
+    others = sorted({each for node in nodes if (each := (node.get("Labels") or {}).get(DISK_LABEL)) is not None})
+    return Placement(num_cpus, disk, () if disk is None else (disk, *(each for each in others if each != disk)))
 
 
 def start_actors(
@@ -129,8 +136,7 @@ def start_actors(
                 "Stop it, or start this one under another name."
             )
         is_new = description.run_id == config.run_id  # else another process was first
-        if description.settings.release_wheel:
-            started.append(_start_wheel(calls, description, placement))
+        description = assign_disks(calls, description, placement)
         started.extend(start_partitions(calls, runtime, description, transport, placement, description.partitions))
         for partition in description.partitions:
             _ask(calls, partition_actor(partition), "endpoint", wait_s)
@@ -141,11 +147,19 @@ def start_actors(
     return Launch(description, is_new)
 
 
-def _start_wheel(calls: RayCalls, description: RuntimeDescription, placement: Placement) -> str:
-    """The wheel of the partitions' node. Not waited for: partitions wake themselves until they find it."""
-    name = release_wheel_actor(placement.disk)
+def assign_disks(calls: RayCalls, description: RuntimeDescription, placement: Placement) -> RuntimeDescription:
+    """Say on which disk each partition's files are to be; partitions that have one keep it."""
+    if placement.disk is None:
+        return description
+    disks = calls.call(COORDINATOR, "assign_disks", placement.disk, placement.disks, timeout_s=_DESCRIBE_TIMEOUT_S)
+    return replace(description, disks=disks)
+
+
+def _start_wheel(calls: RayCalls, description: RuntimeDescription, placement: Placement, disk: str | None) -> str:
+    """The wheel of one node. Not waited for: partitions wake themselves until they find it."""
+    name = release_wheel_actor(disk)
     config = WheelConfig(description.secret, description.settings)
-    _create(calls, ReleaseWheelActor, name, config, num_cpus=0, **placement.options())
+    _create(calls, ReleaseWheelActor, name, config, num_cpus=0, **placement.options(disk))
     return name
 
 
@@ -157,8 +171,14 @@ def start_partitions(
     placement: Placement,
     partitions: Sequence[int],
 ) -> list[str]:
-    """Create the actors of these partitions that do not run yet; the names of all of them. Does not wait for them."""
+    """Create what does not run yet of these partitions and of the wheels on their nodes; the names of all of them.
+
+    Does not wait for them.
+    """
     remote = {"concurrency_groups": CONCURRENCY_GROUPS}
+    disks = {partition: description.disks.get(partition, placement.disk) for partition in partitions}
+    wheels = sorted(set(disks.values()), key=str) if description.settings.release_wheel else []
+    names = [_start_wheel(calls, description, placement, disk) for disk in wheels]
     for partition in partitions:
         config = PartitionActorConfig(
             runtime=runtime,
@@ -170,11 +190,12 @@ def start_partitions(
             slot_map=description.slot_map,
             import_paths=tuple(import_paths()),
             transport=transport,
-            release_wheel=release_wheel_actor(placement.disk) if description.settings.release_wheel else None,
+            release_wheel=release_wheel_actor(disks[partition]) if description.settings.release_wheel else None,
         )
-        options = {"num_cpus": placement.num_cpus, **placement.options()}
+        options = {"num_cpus": placement.num_cpus, **placement.options(disks[partition])}
         _create(calls, PartitionActor, partition_actor(partition), config, remote=remote, **options)
-    return [partition_actor(partition) for partition in partitions]
+        names.append(partition_actor(partition))
+    return names
 
 
 def stop_partition(calls: RayCalls, partition: int) -> None:

@@ -237,7 +237,7 @@ class PartitionActor:
     @remote_method(concurrency_group="control")
     async def status(self) -> dict[str, Any]:
         """Plain facts about the partition."""
-        return await self._on_host(PartitionHost.status)
+        return {**await self._on_host(PartitionHost.status), "ray_node": ray.get_runtime_context().get_node_id()}
 
     @remote_method(concurrency_group="control")
     async def leftovers(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.address import SLOTS
 from actors.errors import InvalidOption, PartitionStopped, ScaleTimeout
-from actors.launch import choose_placement, start_partitions, stop_partition
+from actors.launch import assign_disks, choose_placement, start_partitions, stop_partition
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
 from actors.ray_directory import Transport
 
@@ -103,8 +103,8 @@ class Scaling:
 
     def _start(self, goal: list[int]) -> None:
         """Have an actor for each partition of the goal, also where an earlier change ended before it had made one."""
-        description = self._ask("describe")
         placement = choose_placement(self._num_cpus)
+        description = self._insist(lambda: assign_disks(self._calls, self._ask("describe"), placement))
         start_partitions(self._calls, self._runtime, description, self._transport, placement, goal)
         for number in goal:
             self._insist(lambda n=number: self._call(n, "endpoint"))  # type: ignore[misc]

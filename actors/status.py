@@ -33,6 +33,7 @@ class PartitionReport(_Report):
 
     partition: int = -1
     pid: int | None = None
+    ray_node: str = ""
     epoch: int = 0
     commit_seq: int = 0
     slots: int = 0
