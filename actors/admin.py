@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from actors.codec import decode, encode
 from actors.dead_letters import DeadLetter
 from actors.durable_object import ClassInfo
 from actors.errors import InvalidOption, MainspringError, Overloaded
+from actors.logs import log_event
 from actors.message_outcomes import dead_message
 from actors.messages import OK, REFUSED, STALE
 from actors.object_timers import redriven_name
@@ -61,7 +63,8 @@ class Admin:
         except MainspringError as error:
             reply(REFUSED, encode_error(error))
             return
-        except TypeError as error:
+        except Exception as error:  # whatever a strange argument sets off: who asked is told
+            log_event(logging.WARNING, "request_refused", f"admin request {op!r}: {error!r}", error=error)
             reply(REFUSED, encode_error(InvalidOption(f"admin request {op!r}: {error}")))
             return
         if result is _NOT_HERE:

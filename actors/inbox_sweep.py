@@ -38,7 +38,7 @@ class InboxSweep:
         partition = self._partition
         if partition.stopped:
             return
-        asked = partition.inbox.sweep(partition.clock.wall_ms(), partition.settings.call_memory_ms)
+        asked = partition.inbox.sweep(partition.serving_ms(), partition.settings.call_memory_ms)
         if partition.inbox.has_upkeep:
             partition.committer.poke()
         if asked and not self._asking:
@@ -58,7 +58,7 @@ class InboxSweep:
             for number, asked in by_partition.items():
                 unfinished = await self._partition.client.ask(number, [entry.caller for entry in asked])
                 done = [entry.call_id for entry, still in zip(asked, unfinished, strict=True) if not still]
-                self._partition.inbox.release(done, self._partition.clock.wall_ms())
+                self._partition.inbox.release(done, self._partition.serving_ms())
             if self._partition.inbox.has_upkeep and not self._partition.stopped:
                 self._partition.committer.poke()
         except MainspringError as error:

@@ -115,7 +115,7 @@ class Partition:
         self.slot_table = SlotTable(self.store)
         self.metrics = PartitionMetrics()
         self.inbox = Inbox()
-        self.inbox.load(self.store, self.clock.wall_ms())
+        self.inbox.load(self.store, self.serving_ms())
         self.claims = Claims()
         self._executor: Executor = driver.executor(config.partition)
         self._checkpointer: Checkpointer | None = driver.checkpointer(self.store)
@@ -123,6 +123,7 @@ class Partition:
             self.store,
             self._executor,
             wall_ms=self.clock.wall_ms,
+            monotonic_ms=self.serving_ms,
             on_fatal=self._fatal,
             riders=(self.inbox, self.claims),
             max_group_rows=self.settings.max_group_rows,
@@ -260,6 +261,10 @@ class Partition:
         left += [f"rows of {name}" for name in kept if self.store.scan(name, limit=1)]
         return ", ".join(left)
 
+    def serving_ms(self) -> int:
+        """A clock for what is kept for a time: it goes on while the partition serves, whatever the wall clock does."""
+        return self.clock.monotonic_ns() // 1_000_000
+
     def runs_slot(self, slot: int) -> bool:
         """Whether this partition runs the objects of the slot."""
         return slot in self.slot_table.owned
@@ -351,7 +356,7 @@ class Partition:
     def disconnected(self, connection: PartitionConnection, session: bytes) -> None:
         self._connections.discard(connection)
         if not any(other.session == session for other in self._connections):
-            self.inbox.disconnected(session, self.clock.wall_ms())
+            self.inbox.disconnected(session, self.serving_ms())
             self._sweep.nudge()
 
     def tell_classes(self, connection: PartitionConnection, refs: Sequence[ClassRef]) -> None:
@@ -372,7 +377,7 @@ class Partition:
                 self.inbox.acknowledge_one(aliases.pop(seq))
 
     def release_ids(self, call_ids: Sequence[bytes]) -> None:
-        self.inbox.release(call_ids, self.clock.wall_ms())
+        self.inbox.release(call_ids, self.serving_ms())
 
     def administer(self, connection: PartitionConnection, message: AdminMessage) -> None:
         self._admin.handle(message.op, message.args, partial(connection.reply, message.seq))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from actors.channel import Channel
 from actors.errors import ChannelClosed, FrameTooLarge, MainspringError, MalformedFrame, ReplyLost
+from actors.logs import log_event
 from actors.messages import (
     OK_PICKLED,
     PICKLED,
@@ -35,6 +37,8 @@ __all__ = ["PartitionConnection", "ReplyTo"]
 _SLICE_NS = 2_000_000
 #: How many calls are run between looks at the clock.
 _SLICE_STRIDE = 16
+#: What a frame holds besides the one answer in it, generously.
+_FRAME_OVERHEAD = 64
 
 
 class ReplyTo:
@@ -157,7 +161,10 @@ class PartitionConnection:
         count = 0
         try:
             while backlog and not self._paused:
-                backlog.popleft()()
+                try:
+                    backlog.popleft()()
+                except Exception as error:  # a mistake here must not keep everything behind it waiting
+                    log_event(logging.ERROR, "request_failed", f"a client's request failed: {error!r}", error=error)
                 count += 1
                 if count % _SLICE_STRIDE == 0 and time.perf_counter_ns() > until:
                     break
@@ -179,6 +186,10 @@ class PartitionConnection:
         if status == OK_PICKLED and not self._channel.trusted_pickle:
             # the call was first made over Ray and is repeated over a link
             lost = ReplyLost("the call ran, but its reply is one that only pickle can carry, which a link never does")
+            status, payload = RAISED, encode_error(lost)
+        most = self.partition.settings.max_frame_bytes - _FRAME_OVERHEAD
+        if len(payload) > most:  # sent as it is it would cost the connection, again at each repeat
+            lost = ReplyLost(f"it was done, but its answer takes {len(payload):,} bytes (limit {most:,}): ask for less")
             status, payload = RAISED, encode_error(lost)
         self._replies.append((seq, status, payload))
         if not self._flushing:

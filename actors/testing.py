@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from actors.errors import (
     RuntimeNotStarted,
     SyncCallInLoop,
     WrongPartition,
+    WrongThread,
 )
 from actors.holder_backlogs import LocalBacklogs
 from actors.local_coordinator import LocalCoordinator
@@ -249,8 +251,11 @@ class LocalRuntime(DeadLetters):
     # --- what applications use --------------------------------------------------------------------
 
     def namespace(self, cls: type[DurableObject]) -> Namespace:
-        """The objects of a class. Raises `DuplicateTypeName`."""
+        """The objects of a class; also while the event loop does not run. Raises `DuplicateTypeName`, and `WrongThread`
+        on another thread than the event loop's."""
         info = class_info(cls)
+        if any(partition.thread_id != threading.get_ident() for partition in self._running()):
+            raise WrongThread(f"runtime {self.name!r} lives on the thread of its event loop: ask it for {cls!r} there")
         for partition in self._running():
             partition.classes.add(cls)
         if cls not in self._classes:

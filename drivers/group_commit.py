@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from drivers.batch_unit import BatchUnit
@@ -31,7 +32,7 @@ class Rider(Protocol):
     def ride(self, commit_seq: int, entries: Sequence[InboxEntry]) -> Iterable[Op]: ...
 
     def landed(self, commit_seq: int, now_ms: int) -> None:
-        """The group is durable."""
+        """The group is durable. `now_ms` is monotonic: a wall clock that jumps makes nobody forget anything."""
         ...
 
     def lost(self, commit_seq: int) -> None:
@@ -61,6 +62,7 @@ class GroupCommitter:
         executor: Executor,
         *,
         wall_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
         on_fatal: Callable[[BaseException], None],
         riders: Sequence[Rider] = (),
         max_group_rows: int = 2_000,
@@ -73,6 +75,8 @@ class GroupCommitter:
         self._store = store
         self._executor = executor
         self._wall_ms = wall_ms
+        self._monotonic_ms = monotonic_ms
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._on_fatal = on_fatal
         self.riders: list[Rider] = list(riders)
         self._max_group_rows = max_group_rows
@@ -94,6 +98,8 @@ class GroupCommitter:
 
     def start(self) -> None:
         """Open the first transaction. Raises sqlite3.OperationalError when the file can't be locked."""
+        with suppress(RuntimeError):  # without a loop yet: that of the first write set
+            self._loop = asyncio.get_running_loop()
         self._store.begin()
 
     def submit(self, unit: Unit) -> None:
@@ -133,13 +139,15 @@ class GroupCommitter:
 
     def _wake(self) -> None:
         if not self._busy and self._dead is None:
-            self._busy = True
-            self._began_ns = time.monotonic_ns()
             # the next loop turn: everything that ends in this one shares the group
             self._soon(self._gather)
+            self._busy = True
+            self._began_ns = time.monotonic_ns()
 
     def _soon(self, step: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(self._run, step)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(self._run, step)
 
     def _run(self, step: Callable[[], None]) -> None:
         """Run one step of the writer. An error that no step expects ends the partition, it does not stall it."""
@@ -272,7 +280,7 @@ class GroupCommitter:
         self.commits += 1
         self._on_commit(len(group), time.monotonic_ns() - self._began_ns)
         for rider in self.riders:
-            rider.landed(self._store.commit_seq, self._wall_ms())
+            rider.landed(self._store.commit_seq, self._monotonic_ms())
         for unit in group:
             self.units += unit.error is None
             unit.finish(unit.error)

@@ -544,7 +544,7 @@ async def test_a_nested_outcome_is_never_forgotten_by_age_while_its_caller_is_un
     before = kept(runtime)
     for partition in runtime.partitions:
         assert partition is not None
-        partition.inbox.sweep(runtime.clock.wall_ms() + 10**9, runtime.settings.call_memory_ms)
+        partition.inbox.sweep(partition.serving_ms() + 10**9, runtime.settings.call_memory_ms)
     await asyncio.sleep(0.005)
     assert kept(runtime) >= 1, before
     Slow.gates["slow"].set()

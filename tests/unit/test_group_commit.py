@@ -55,6 +55,7 @@ class Bench:
             self.store,
             executor or InlineExecutor(),
             wall_ms=lambda: self.now_ms,
+            monotonic_ms=lambda: self.now_ms,
             on_fatal=self.fatal.append,
             **options,
         )
