@@ -35,6 +35,7 @@ from actors.settings import Settings  # noqa: E402
 from actors.toolkit.leases import Lease  # noqa: E402
 from actors.toolkit.outcomes import Outcome, OutcomeBacklog, PendingOutcome, register_sink  # noqa: E402
 from actors.toolkit.publications import Advance, Publications  # noqa: E402
+from actors.toolkit.quotas import Charge, QuotaLimit, QuotaTotal  # noqa: E402
 from actors.toolkit.reservations import Reservation  # noqa: E402
 from actors.toolkit.tickets import Ticket, TicketUsage  # noqa: E402
 from timers.backoff import RetryPolicy  # noqa: E402
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advance",
+    "Charge",
     "DurableObject",
     "Lease",
     "MainspringError",
@@ -52,6 +54,8 @@ __all__ = [
     "OutcomeBacklog",
     "PendingOutcome",
     "Publications",
+    "QuotaLimit",
+    "QuotaTotal",
     "Rejected",
     "Reservation",
     "RetryPolicy",

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from actors.cluster_file import ClusterFile
-from actors.coordinator_services import LeaseGrant, LeaseRefusal, LeaseRequest
+from actors.coordinator_services import LeaseGrant, LeaseInfo, LeaseRefusal, LeaseRequest, QuotaTotal
 from actors.errors import CommitFailed, CoordinatorUnavailable, DataMissing, StoreClosed
 from actors.logs import log_event
 from actors.settings import Settings
 from drivers.files import COORDINATOR
 from drivers.group_commit import GroupCommitter
 from drivers.native import Driver, OpenedStore, has_partition_file
+from drivers.sqlite_store import prefix_end
 from drivers.ticker import Ticker
 from drivers.timer_store import CommittingTimerStore
 from timers.batch import Batch, Outcome, Put
@@ -28,6 +29,8 @@ from timers.engine import earliest_timer_put
 from timers.firing import PartitionName, PartitionRole
 from timers.lease_sweep import HolderBacklogs, LeaseSweep
 from timers.leases import Holder, LeaseRow, end_lease, grant_lease, renew_lease
+from timers.quota_rollup import QuotaRollup
+from timers.quotas import NO_USAGE, QuotaPush, QuotaWindow, SourceRow, TotalRow, Usage, drop_source, push_usage
 from timers.registry import TimerKind, TimerRegistry
 from timers.rows import Row
 
@@ -103,7 +106,7 @@ class CoordinatorEngine:
             wal_truncate_bytes=settings.wal_truncate_bytes,
         )
         self.committer.start()
-        self.registry = TimerRegistry([LeaseSweep(backlogs, self._lease_lags)])
+        self.registry = TimerRegistry([LeaseSweep(backlogs, self._lease_lags), QuotaRollup()])
         self._ticker = Ticker(
             self.store,
             CommittingTimerStore(self.store, self.committer),
@@ -187,6 +190,21 @@ class CoordinatorEngine:
 
         await self._decide(plan)
 
+    async def leases(self, prefix: str, after: str | None, limit: int) -> list[LeaseInfo]:
+        end = prefix_end(prefix)
+        rows = self.store.scan(
+            LeaseRow.table,
+            start=(prefix,) if after is None else None,
+            start_after=None if after is None else (max(after, prefix),),
+            end=None if end is None else (end,),
+            limit=limit,
+        )
+        found = [LeaseRow.from_columns(columns[:1], columns[1:]) for columns in rows]
+        return [
+            LeaseInfo(row.name, row.epoch, (row.holder.type_name, row.holder.object_key), row.expires_ms)
+            for row in found
+        ]
+
     def _lease(self, name: str) -> LeaseRow | None:
         row = self._read(LeaseRow, (name,))
         if row is not None:
@@ -195,6 +213,26 @@ class CoordinatorEngine:
 
     def _lease_lags(self, row: LeaseRow, late_ms: int) -> None:
         self.lagging_leases += 1
+
+    # --- quotas -----------------------------------------------------------------------------------
+
+    async def apply_quota(self, push: QuotaPush) -> Usage:
+        def plan() -> tuple[Batch | None, Usage]:
+            return push_usage(*self._quota_rows(push.window, push.source), push)
+
+        return await self._decide(plan)
+
+    async def drop_quota_source(self, window: QuotaWindow, source: str) -> None:
+        await self._decide(lambda: (drop_source(*self._quota_rows(window, source)), None))
+
+    def _quota_rows(self, window: QuotaWindow, source: str) -> tuple[TotalRow | None, SourceRow | None]:
+        return self._read(TotalRow, window.key()), self._read(SourceRow, (*window.key(), source))
+
+    async def quota_total(self, name: str, window_ms: int) -> QuotaTotal:
+        window = QuotaWindow.at(name, window_ms, self._clock.wall_ms())
+        values = self.store.get(TotalRow.table, window.key())
+        usage = NO_USAGE if values is None else TotalRow.from_columns(window.key(), values).usage
+        return QuotaTotal(usage.operations, usage.bytes, window.end_ms)
 
     # --- deciding ---------------------------------------------------------------------------------
 

@@ -7,8 +7,18 @@ from typing import Final, Protocol
 
 from actors.errors import CoordinatorUnavailable
 from timers.leases import Holder
+from timers.quotas import QuotaPush, QuotaWindow, Usage
 
-__all__ = ["SERVICES", "CoordinatorServices", "LeaseGrant", "LeaseRefusal", "LeaseRequest", "NoCoordinator"]
+__all__ = [
+    "SERVICES",
+    "CoordinatorServices",
+    "LeaseGrant",
+    "LeaseInfo",
+    "LeaseRefusal",
+    "LeaseRequest",
+    "NoCoordinator",
+    "QuotaTotal",
+]
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,26 @@ class LeaseRefusal:
     until_ms: int
 
 
+@dataclass(frozen=True)
+class LeaseInfo:
+    """A lease as the coordinator has it. One whose time is over stays while messages of its holder are under way."""
+
+    name: str
+    epoch: int
+    holder: tuple[str, str]
+    expires_ms: int
+
+
+@dataclass(frozen=True)
+class QuotaTotal:
+    """What all objects together have charged in the window that ends at `resets_ms` (epoch ms), as far as the
+    coordinator has been told: each tells it once a minute."""
+
+    operations: int
+    bytes: int
+    resets_ms: int
+
+
 class CoordinatorServices(Protocol):
     """Every method may be repeated: a repeat does nothing more. When it returns, what it did is durable.
 
@@ -56,6 +86,22 @@ class CoordinatorServices(Protocol):
         """End the grant; nothing happens when it is not there any more."""
         ...
 
+    async def leases(self, prefix: str, after: str | None, limit: int) -> list[LeaseInfo]:
+        """Leases whose name begins with `prefix` and comes after `after`, in the order of their names."""
+        ...
+
+    async def apply_quota(self, push: QuotaPush) -> Usage:
+        """Take what a source has charged so far into the total; the total with it. Raises `CorruptRow`."""
+        ...
+
+    async def drop_quota_source(self, window: QuotaWindow, source: str) -> None:
+        """The source tells nothing more of this window."""
+        ...
+
+    async def quota_total(self, name: str, window_ms: int) -> QuotaTotal:
+        """What all sources have told of the window that lies now."""
+        ...
+
 
 #: The methods above: what may be asked for by name over Ray.
 SERVICES: Final = frozenset(name for name in vars(CoordinatorServices) if not name.startswith("_"))
@@ -71,6 +117,18 @@ class NoCoordinator:
         raise self._error()
 
     async def release_lease(self, name: str, holder: Holder, epoch: int) -> None:
+        raise self._error()
+
+    async def leases(self, prefix: str, after: str | None, limit: int) -> list[LeaseInfo]:
+        raise self._error()
+
+    async def apply_quota(self, push: QuotaPush) -> Usage:
+        raise self._error()
+
+    async def drop_quota_source(self, window: QuotaWindow, source: str) -> None:
+        raise self._error()
+
+    async def quota_total(self, name: str, window_ms: int) -> QuotaTotal:
         raise self._error()
 
     @staticmethod

@@ -24,6 +24,7 @@ from actors.errors import (
 from actors.toolkit.leases import Leases
 from actors.toolkit.outcomes import Outcomes
 from actors.toolkit.publications import Publications
+from actors.toolkit.quotas import Quotas
 from actors.toolkit.reservations import Reservations
 from actors.toolkit.sinks import is_sink
 from actors.toolkit.tickets import Tickets
@@ -138,6 +139,11 @@ class DurableObject:
         return Publications(self)
 
     @property
+    def quotas(self) -> Quotas:
+        """How much may be charged to a name in a window of time. Raises `SerialTurnsNeeded`."""
+        return Quotas(self)
+
+    @property
     def turn(self) -> TurnInfo:
         """The running turn: its attempt, and time and randomness that are the same when it is run again."""
         return self._ms_host.turn_info()
@@ -205,7 +211,7 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 _ALIKE = 0.85
 _PROPERTIES = frozenset(
     {"key", "id", "storage", "timers", "turn", "runtime", "send", "namespace", "block_concurrency"}
-    | {"outcomes", "tickets", "reservations", "leases", "publications"}
+    | {"outcomes", "tickets", "reservations", "leases", "publications", "quotas"}
 )
 
 

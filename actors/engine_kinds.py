@@ -14,6 +14,7 @@ from timers.outbox_relay import OutboxRelayHandler
 from timers.outcome_delivery import OutcomeDelivery
 from timers.publication_notice import PublicationNotice
 from timers.publication_recheck import PublicationRecheck
+from timers.quota_rollup import QuotaRollup
 from timers.registry import TimerHandler, TimerKind
 from timers.reservation_reconcile import ReservationReconcile
 from timers.ticket_expiry import TicketExpiry
@@ -39,6 +40,7 @@ def engine_handlers(partition: Partition) -> list[TimerHandler]:
     """The handlers of this partition's tick."""
     memory_ms = partition.settings.reservation_memory_ms
     return [
+        QuotaRollup(partition.coordinator),
         OutcomeDelivery(
             partition.deliveries,
             partition.deliveries,

@@ -77,6 +77,7 @@ __all__ = [
     "PartitionBusy",
     "PartitionStopped",
     "PoisonCall",
+    "QuotaExceeded",
     "ReadOnlyTurn",
     "ReentrantCall",
     "Rejected",
@@ -359,7 +360,7 @@ class TooManyReservations(Rejected):
     """The object has as many reservations as the limit allows, ended ones that are remembered too."""
 
 
-# --- coordinator, leases --------------------------------------------------------------------------
+# --- coordinator, leases, quotas ------------------------------------------------------------------
 
 
 class CoordinatorUnavailable(MainspringError):
@@ -377,6 +378,25 @@ class LeaseHeld(Rejected):
 
 class LeaseLost(Rejected):
     """The lease is not held any more: it expired and was taken or removed, or it was released. Acquire it again."""
+
+
+class QuotaExceeded(Rejected):
+    """A charge is over a limit of its quota; nothing was charged. What is left of each kind (None: without limit), when
+    the window ends (`resets_ms`, epoch ms), and whether only the object's own counts were looked at (`metered`)."""
+
+    def __init__(
+        self,
+        message: str,
+        remaining_operations: int | None = None,
+        remaining_bytes: int | None = None,
+        resets_ms: int = 0,
+        metered: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.remaining_operations = remaining_operations
+        self.remaining_bytes = remaining_bytes
+        self.resets_ms = resets_ms
+        self.metered = metered
 
 
 class StaleLease(Rejected):

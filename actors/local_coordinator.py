@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from actors.coordinator_engine import CoordinatorEngine, EngineConfig, has_engine
-from actors.coordinator_services import LeaseGrant, LeaseRefusal, LeaseRequest
+from actors.coordinator_services import LeaseGrant, LeaseInfo, LeaseRefusal, LeaseRequest, QuotaTotal
 from actors.errors import CoordinatorUnavailable
 from drivers.native import Driver
 from timers.lease_sweep import HolderBacklogs
 from timers.leases import Holder
+from timers.quotas import QuotaPush, QuotaWindow, Usage
 
 __all__ = ["LocalCoordinator"]
 
@@ -95,3 +96,15 @@ class LocalCoordinator:
 
     async def release_lease(self, name: str, holder: Holder, epoch: int) -> None:
         await self._ask(lambda engine: engine.release_lease(name, holder, epoch))
+
+    async def leases(self, prefix: str, after: str | None, limit: int) -> list[LeaseInfo]:
+        return await self._ask(lambda engine: engine.leases(prefix, after, limit))
+
+    async def apply_quota(self, push: QuotaPush) -> Usage:
+        return await self._ask(lambda engine: engine.apply_quota(push))
+
+    async def drop_quota_source(self, window: QuotaWindow, source: str) -> None:
+        await self._ask(lambda engine: engine.drop_quota_source(window, source))
+
+    async def quota_total(self, name: str, window_ms: int) -> QuotaTotal:
+        return await self._ask(lambda engine: engine.quota_total(name, window_ms))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from actors.coordinator_services import LeaseGrant, LeaseRefusal, LeaseRequest
+from actors.coordinator_services import LeaseGrant, LeaseInfo, LeaseRefusal, LeaseRequest, QuotaTotal
 from actors.errors import CoordinatorUnavailable, PartitionStopped
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls
 from timers.leases import Holder
+from timers.quotas import QuotaPush, QuotaWindow, Usage
 
 __all__ = ["RayServices"]
 
@@ -31,6 +32,21 @@ class RayServices:
 
     async def release_lease(self, name: str, holder: Holder, epoch: int) -> None:
         await self._ask("release_lease", name, holder, epoch)
+
+    async def leases(self, prefix: str, after: str | None, limit: int) -> list[LeaseInfo]:
+        found: list[LeaseInfo] = await self._ask("leases", prefix, after, limit)
+        return found
+
+    async def apply_quota(self, push: QuotaPush) -> Usage:
+        total: Usage = await self._ask("apply_quota", push)
+        return total
+
+    async def drop_quota_source(self, window: QuotaWindow, source: str) -> None:
+        await self._ask("drop_quota_source", window, source)
+
+    async def quota_total(self, name: str, window_ms: int) -> QuotaTotal:
+        total: QuotaTotal = await self._ask("quota_total", name, window_ms)
+        return total
 
     async def _ask(self, method: str, *args: Any) -> Any:
         try:

@@ -24,6 +24,7 @@ from actors.client import Client
 from actors.cluster_file import LOCAL_CLUSTER, OWN_ENTRIES, ClusterFile
 from actors.coordinator import RuntimeDescription
 from actors.coordinator_store import ClassDefinition, balanced_ranges
+from actors.coordinator_views import CoordinatorViews
 from actors.current import CURRENT
 from actors.dead_letters import DeadLetters
 from actors.durable_object import DurableObject, class_info
@@ -43,6 +44,7 @@ from actors.logs import tell
 from actors.namespace import Namespace, Stub, runtime_registry
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor, ray_namespace
 from actors.ray_directory import RayDirectory, Transport
+from actors.ray_services import RayServices
 from actors.scaling import ScaleProgress, Scaling
 from actors.settings import Settings
 from actors.status import RuntimeStatus
@@ -63,7 +65,7 @@ _REGISTER_TIMEOUT_S = 5.0
 _GONE_WAIT_MS = 10_000
 
 
-class Runtime(DeadLetters):
+class Runtime(DeadLetters, CoordinatorViews):
     """A running set of partitions, and this process's access to them.
 
     `Runtime.start` starts one (or joins it when it runs already), `Runtime.connect` finds one by name. Used as a
@@ -202,6 +204,9 @@ class Runtime(DeadLetters):
     def client(self) -> Client:
         """The client of the running event loop."""
         return self._pool.get()
+
+    def _services(self) -> RayServices:
+        return RayServices(self._calls)
 
     def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on this runtime's background loop and wait for it."""

@@ -20,6 +20,7 @@ from actors.channel import Channel, ChannelHandler, Hello
 from actors.client import Client
 from actors.cluster_file import LOCAL_CLUSTER, ClusterFile
 from actors.coordinator_engine import EngineConfig
+from actors.coordinator_views import CoordinatorViews
 from actors.dead_letters import DeadLetter, DeadLetters
 from actors.durable_object import DurableObject, class_info
 from actors.errors import (
@@ -99,7 +100,7 @@ class _LocalDirectory:
         )
 
 
-class LocalRuntime(DeadLetters):
+class LocalRuntime(DeadLetters, CoordinatorViews):
     """`async with LocalRuntime() as rt:` gives `rt.namespace(Class)` as a runtime on Ray does.
 
     `clock`: a `VirtualClock` (the default) or a `SystemClock`. `data_dir`: where the files are, and a `cluster.json`
@@ -373,6 +374,9 @@ class LocalRuntime(DeadLetters):
         if self._coordinator is None:
             raise RuntimeNotStarted(f"runtime {self.name!r} is not running: use it inside `async with`")
         return self._coordinator
+
+    def _services(self) -> LocalCoordinator:
+        return self.coordinator
 
     def _running(self) -> list[Partition]:
         return [partition for partition in self.partitions if partition is not None]

@@ -24,13 +24,14 @@ _RETRY_MS: Final = 250
 Ask = Callable[[CoordinatorServices, str], Awaitable[Any]]
 
 
-async def ask_coordinator(turn: Turn, what: str, ask: Ask) -> Any:
+async def ask_coordinator(turn: Turn, what: str, ask: Ask, *, reads: bool = False) -> Any:
     """What the coordinator answers; it is on disk, with the turn's intent, before the code can decide by it.
 
-    Raises `CoordinatorUnavailable` after `coordinator_wait_ms`; a turn that is run again meets that too. `ReadOnlyTurn`
-    in a `@shared` method.
+    A request that only `reads` may come from a `@shared` method, whose answers are not kept. Raises
+    `CoordinatorUnavailable` after `coordinator_wait_ms`; a turn that is run again meets that too. `ReadOnlyTurn`.
     """
-    turn.check_writable()
+    if not reads:
+        turn.check_writable()
     most = turn.host.partition.settings.max_nested_calls
     if turn.outstanding >= most:
         raise Overloaded(f"{turn.host.id}: {turn.outstanding} calls of this turn are outstanding already")
@@ -42,7 +43,8 @@ async def _ask(turn: Turn, request_id: str, ask: Ask) -> Any:
     ask_id = request_id.encode()
     answer = turn.answer_to(ask_id)
     if answer is None:
-        await turn.before_asking()
+        if not turn.read_only:
+            await turn.before_asking()
         answer = await _answer(turn, request_id, ask)
         await turn.remember(ask_id, answer)
     value, error = decode(answer)

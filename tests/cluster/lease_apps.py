@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors import DurableObject, Lease, shared
+from actors import Charge, DurableObject, Lease, QuotaLimit, shared
 
 
 class Worker(DurableObject):
@@ -39,3 +39,14 @@ class Vault(DurableObject):
     @shared
     def writes(self) -> list[tuple[int, str]]:
         return [tuple(write) for write in self.storage.get("writes", [])]
+
+
+class Uploader(DurableObject):
+    """Charges to a quota."""
+
+    def charge(self, operations: int, size: int, limit: QuotaLimit) -> Charge:
+        return self.quotas.charge("uploads", operations, size, limit=limit)
+
+    @shared
+    def check(self, limit: QuotaLimit) -> Charge:
+        return self.quotas.check("uploads", limit=limit)

@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from actors.errors import LeaseHeld, StaleLease
+from actors import QuotaLimit
+from actors.errors import CoordinatorUnavailable, LeaseHeld, StaleLease
 from actors.runtime import Runtime
 from drivers.files import COORDINATOR, store_files
-from tests.cluster.lease_apps import Vault, Worker
+from tests.cluster.lease_apps import Uploader, Vault, Worker
 from tests.support.killing import kill_9, wait_for
+from timers.quotas import QuotaPush, QuotaWindow, Usage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(120)]
+
+#: A window that does not end while these tests run, nor at any other time soon.
+LIMIT = QuotaLimit("360d", operations=1_000, bytes=1_000)
 
 
 @pytest.fixture(scope="module")
 def runtime(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     with Runtime.start(tmp_path_factory.mktemp("coordinator"), 2, name="coordinated") as started:
+        # first of all: it takes a minute until the coordinator is told, and the other tests kill it meanwhile
+        for number in range(4):
+            started.namespace(Uploader).get(f"u{number}").charge.sync(number + 1, number, LIMIT)
         yield started
 
 
@@ -84,6 +93,28 @@ def test_turns_under_leases_happen_once_while_the_coordinator_is_killed(runtime:
     for number, epoch in enumerate(epochs):
         assert vault.get(f"v{number}").writes.sync() == [(epoch, f"w{number}")]
     assert len(set(epochs)) == count
+
+
+def test_totals_of_quotas_survive_the_coordinator_and_repeated_pushes_add_nothing(runtime: Runtime) -> None:
+    def total() -> tuple[int, int] | None:
+        try:
+            found = runtime.run_sync(lambda: runtime.quota_total("uploads", LIMIT.window))
+        except CoordinatorUnavailable:
+            return None
+        return found.operations, found.bytes
+
+    wait_for(lambda: total() == (10, 6), "the roll-up", patience_s=90)
+    kill_coordinator(runtime)
+    assert wait_for(total, "the coordinator") == (10, 6)
+    window = QuotaWindow.at("uploads", LIMIT.window_ms, time.time_ns() // 1_000_000)
+    push = QuotaPush(window, "one more", Usage(5, 5))
+    for _ in range(3):
+        kill_coordinator(runtime)
+        wait_for(total, "the coordinator")
+        told: Usage = runtime.run_sync(lambda: runtime._services().apply_quota(push))
+        assert told == Usage(15, 11)
+    charge = runtime.namespace(Uploader).get("u0").check.sync(LIMIT)
+    assert not charge.metered
 
 
 def _begin(run: Any) -> Any:
