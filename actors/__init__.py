@@ -29,6 +29,7 @@ _check_siblings()
 
 from actors.durable_object import DurableObject, shared  # noqa: E402  (only once the siblings are known to be ours)
 from actors.errors import MainspringError, Rejected  # noqa: E402
+from actors.execution_handle import ExecutionHandle, ExecutionStatus  # noqa: E402
 from actors.namespace import Namespace, Stub  # noqa: E402
 from actors.object_timers import TimerInfo, TimerState  # noqa: E402
 from actors.settings import Settings  # noqa: E402
@@ -38,6 +39,7 @@ from actors.toolkit.publications import Advance, Publications  # noqa: E402
 from actors.toolkit.quotas import Charge, QuotaLimit, QuotaTotal  # noqa: E402
 from actors.toolkit.reservations import Reservation  # noqa: E402
 from actors.toolkit.tickets import Ticket, TicketUsage  # noqa: E402
+from actors.workflow import DurableContext, Promise, durable  # noqa: E402
 from timers.backoff import RetryPolicy  # noqa: E402
 
 if TYPE_CHECKING:
@@ -46,13 +48,17 @@ if TYPE_CHECKING:
 __all__ = [
     "Advance",
     "Charge",
+    "DurableContext",
     "DurableObject",
+    "ExecutionHandle",
+    "ExecutionStatus",
     "Lease",
     "MainspringError",
     "Namespace",
     "Outcome",
     "OutcomeBacklog",
     "PendingOutcome",
+    "Promise",
     "Publications",
     "QuotaLimit",
     "QuotaTotal",
@@ -66,6 +72,7 @@ __all__ = [
     "TicketUsage",
     "TimerInfo",
     "TimerState",
+    "durable",
     "register_sink",
     "shared",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
@@ -21,6 +21,7 @@ from actors.errors import (
     Rejected,
     ReservedName,
 )
+from actors.executions import BUILT_IN
 from actors.toolkit.leases import Leases
 from actors.toolkit.outcomes import Outcomes
 from actors.toolkit.publications import Publications
@@ -28,6 +29,7 @@ from actors.toolkit.quotas import Quotas
 from actors.toolkit.reservations import Reservations
 from actors.toolkit.sinks import is_sink
 from actors.toolkit.tickets import Tickets
+from actors.workflow import is_durable
 from timers.backoff import ALARM_RETRY, RetryPolicy
 
 if TYPE_CHECKING:
@@ -277,6 +279,8 @@ class ClassInfo:
     methods: dict[str, MethodInfo]
     has_on_start: bool
     has_alarm: bool
+    #: functions marked with `@durable`, by name
+    durable: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def type_name(self) -> str:
@@ -303,9 +307,11 @@ class ClassInfo:
             return MethodNotCallable(f"{where}: names that begin with '_' are private to the object")
         if name in RESERVED:
             return ReservedName(f"{where}: this name belongs to the runtime and can't be called from outside")
+        if name in self.durable:
+            return MethodNotCallable(f"{where} is a durable function: start it with `await stub.{name}.start(...)`")
         if hasattr(self.cls, name):
             return MethodNotCallable(f"{where} is not a method")
-        known = ", ".join(sorted(self.methods)) or "none"
+        known = ", ".join(sorted(name for name in self.methods if name.isidentifier())) or "none"
         return NoSuchMethod(f"{where}: the class has no such method (it has: {known})")
 
 
@@ -326,6 +332,13 @@ def _method_info(cls: type[DurableObject], name: str, function: Callable[..., An
     return MethodInfo(name, call, function, bool(getattr(function, _SHARED_MARK, False)))
 
 
+def _check_durables(cls: type[DurableObject], durables: Mapping[str, Any]) -> None:
+    if cls.turns != "serial":
+        raise InvalidClassOption(
+            f"{cls.__qualname__}.{next(iter(durables))}: durable functions need turns = 'serial'; a step is a turn"
+        )
+
+
 _INFOS: dict[type[DurableObject], ClassInfo] = {}
 
 
@@ -337,18 +350,25 @@ def class_info(cls: type[DurableObject]) -> ClassInfo:
     if not (isinstance(cls, type) and issubclass(cls, DurableObject)) or cls is DurableObject:
         raise InvalidClassOption(f"{cls!r} is not a subclass of DurableObject")
     methods: dict[str, MethodInfo] = {}
+    durables: dict[str, Callable[..., Any]] = {}
     for name in dir(cls):
         member = inspect.getattr_static(cls, name)
         if name.startswith("_") or name in RESERVED or not inspect.isfunction(member):
             continue
-        methods[name] = _method_info(cls, name, member)
+        if is_durable(member):
+            durables[name] = member
+        else:
+            methods[name] = _method_info(cls, name, member)
+    if durables:
+        _check_durables(cls, durables)
+        methods.update((name, MethodInfo(name, call, call, reads)) for name, (call, reads) in BUILT_IN.items())
     ref = ClassRef(
         cls.type_name,
         cls.__module__,
         cls.__qualname__,
         shared_methods=frozenset(name for name, method in methods.items() if method.is_shared),
     )
-    info = ClassInfo(cls, ref, methods, hasattr(cls, "on_start"), hasattr(cls, "alarm"))
+    info = ClassInfo(cls, ref, methods, hasattr(cls, "on_start"), hasattr(cls, "alarm"), durables)
     _INFOS[cls] = info
     return info
 

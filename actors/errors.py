@@ -34,6 +34,7 @@ from timers.errors import (
 __all__ = [
     "AdvanceConflict",
     "AdvanceTooLarge",
+    "AmbiguousEffect",
     "AuthenticationFailed",
     "BatchTooLarge",
     "CallDiverged",
@@ -52,6 +53,10 @@ __all__ = [
     "DuplicateReservation",
     "DuplicateTimerKind",
     "DuplicateTypeName",
+    "ExecutionCanceled",
+    "ExecutionDiverged",
+    "ExecutionExists",
+    "ExecutionUnfinished",
     "Fenced",
     "FrameTooLarge",
     "IllegalTransition",
@@ -59,6 +64,7 @@ __all__ = [
     "InvalidClassOption",
     "InvalidKey",
     "InvalidOption",
+    "InvalidPromiseToken",
     "InvalidSchedule",
     "InvalidTimerKind",
     "LeaseHeld",
@@ -77,6 +83,7 @@ __all__ = [
     "PartitionBusy",
     "PartitionStopped",
     "PoisonCall",
+    "PromiseTimeout",
     "QuotaExceeded",
     "ReadOnlyTurn",
     "ReentrantCall",
@@ -102,6 +109,7 @@ __all__ = [
     "TicketGone",
     "TicketHeld",
     "TooManyAdvances",
+    "TooManyExecutions",
     "TooManyOutcomes",
     "TooManyReservations",
     "TooManySteps",
@@ -113,10 +121,12 @@ __all__ = [
     "UndeliverableOutcome",
     "UnknownAdvance",
     "UnknownClass",
+    "UnknownExecution",
     "UnstorableValue",
     "UnsupportedFilesystem",
     "ValueTooLarge",
     "ValueTypeUnavailable",
+    "WriteOutsideStep",
     "WriteSetRejected",
     "WriteSetTooLarge",
     "WrongPartition",
@@ -424,6 +434,49 @@ class UnknownAdvance(MainspringError, LookupError):
 
 class AdvanceConflict(MainspringError):
     """The advance is not in a state in which this can be done with it; nothing was changed."""
+
+
+# --- durable functions ------------------------------------------------------------------------------
+
+
+class WriteOutsideStep(MainspringError, RuntimeError):
+    """A durable function wrote, set a timer or called an object outside its steps, where a replay would repeat it."""
+
+
+class ExecutionExists(MainspringError):
+    """An execution of this id was started with other arguments or another function; nothing was started."""
+
+
+class UnknownExecution(MainspringError, LookupError):
+    """The object has no execution of this id: it was never started, or its time of retention is over."""
+
+
+class TooManyExecutions(MainspringError):
+    """The object keeps as many executions as the limit allows; nothing was started."""
+
+
+class ExecutionUnfinished(MainspringError):
+    """The execution has not ended in the time given; it goes on."""
+
+
+class ExecutionDiverged(MainspringError):
+    """The function did not make the steps that its journal has; the execution was aborted."""
+
+
+class ExecutionCanceled(MainspringError):
+    """The execution was canceled, so it has no result."""
+
+
+class AmbiguousEffect(MainspringError):
+    """The process died between the begin and the end of a guarded step: its effect may have happened."""
+
+
+class PromiseTimeout(MainspringError):
+    """Nobody resolved the promise in time."""
+
+
+class InvalidPromiseToken(Rejected):
+    """The token is not that of a promise of this object; nothing was resolved."""
 
 
 # --- link -----------------------------------------------------------------------------------------

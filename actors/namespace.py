@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from actors.address import ClassRef, ObjectId, check_key, slot_of
 from actors.client import Client
+from actors.codec import encode
 from actors.current import CURRENT
-from actors.errors import InvalidOption, MethodNotCallable, SyncCallInLoop
+from actors.errors import InvalidOption, InvalidPromiseToken, MethodNotCallable, SyncCallInLoop
+from actors.execution_handle import ExecutionHandle
 from actors.io_loop import ensure_no_loop
 from actors.messages import DELETE, keyed_call_id
+from actors.promise_token import PromiseAddress
 from actors.runtime_registry import RuntimePort, runtime_registry
 from timers.schedule import parse_duration_ms
 
@@ -32,6 +35,11 @@ class ClassInfoPort(Protocol):
 
     @property
     def ref(self) -> ClassRef: ...
+
+    @property
+    def durable(self) -> Mapping[str, object]:
+        """Durable functions by name."""
+        ...
 
     def method(self, name: str) -> object:
         """Returns for a callable method; raises the error that says why it can't be called for any other name."""
@@ -112,6 +120,21 @@ class Method:
 
         return port.run_sync(call)
 
+    async def start(self, *args: Any, execution_id: str | None = None, **kwargs: Any) -> ExecutionHandle:
+        """Start a durable function. With an `execution_id` that was used before, and the same arguments, nothing new is
+        started: the handle is that of the execution there is. Without one it gets a random id.
+
+        Raises `ExecutionExists`, `TooManyExecutions`, `NoSuchMethod`, and what a call raises.
+        """
+        return await ExecutionHandle.start(self._ask, self._name, execution_id, args, kwargs)
+
+    def execution(self, execution_id: str) -> ExecutionHandle:
+        """An execution that was started before, by its id. Asks nobody."""
+        return ExecutionHandle(self._ask, execution_id)
+
+    def _ask(self, name: str, *args: Any) -> Awaitable[Any]:
+        return Method(self._target, name)(*args)
+
     def address(self) -> tuple[ClassRef, str, str]:
         """Class, key and method name of what is called."""
         return self._target.ref, self._target.key, self._name
@@ -179,7 +202,8 @@ class Stub:
             raise MethodNotCallable(f"{name}: names that begin with '_' are private to the object")
         target = self._target
         if target.info is not None:
-            target.info.method(name)
+            if name not in target.info.durable:
+                target.info.method(name)
         elif not name.isidentifier():
             raise MethodNotCallable(f"{name!r} is not the name of a method")
         method = self.__dict__[name] = Method(target, name)
@@ -274,6 +298,19 @@ class Namespace:
         """`list` for plain code."""
         _ensure_plain_code("list_sync()")
         return self._runtime().run_sync(lambda: self.list(prefix=prefix, limit=limit, after=after))
+
+    async def resolve_promise(self, token: str, value: Any = None) -> bool:
+        """Resolve a promise of a durable function of this class; False when that was done before, or it timed out.
+
+        Whoever has the token may do it. Raises `InvalidPromiseToken`.
+        """
+        address, secret = PromiseAddress.parse(token)
+        if address.type_name != self._ref.type_name:
+            raise InvalidPromiseToken(f"this is a token of {address.type_name}, not of {self._ref.type_name}")
+        target = self.get(address.key)._target
+        resolve = Method(target, "execution:resolve")
+        resolved: bool = await resolve(address.execution_id, address.step, secret, encode(value))
+        return resolved
 
     async def delete(self, key: str) -> bool:
         """Remove an object whole: state, timers, executions. Returns whether there was one.

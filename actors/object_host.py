@@ -98,7 +98,7 @@ class ObjectHost:
     def writing_turn(self) -> Turn:
         """The same, for changes. Raises `ReadOnlyTurn` too."""
         turn = self.reading_turn()
-        if turn.read_only:
+        if turn.read_only or turn.outside_step:
             turn.check_writable()
         return turn
 
@@ -378,7 +378,7 @@ class ObjectHost:
         """Everything since the last commit is undone; the exception is the answer."""
         work = turn.work
         if not self.interleaved and not isinstance(error, self.info.cls.harmless_errors):
-            self._discard_instance()
+            self.discard_instance()
         if isinstance(work, TimerWork):
             timer_turns.failed(self, work, turn, error)
             return
@@ -418,7 +418,7 @@ class ObjectHost:
         if not self.queue and not self.busy:
             self.became_idle()
 
-    def _discard_instance(self) -> None:
+    def discard_instance(self) -> None:
         """Memory and storage never disagree: the next turn gets a fresh instance. Shared turns start over on it."""
         self.instance = None
         for turn in [turn for turn in reversed(self.side_turns) if turn.read_only]:  # each goes before the last

@@ -24,6 +24,8 @@ _MAX_NAME_BYTES = 512
 ALARM_NAME = ""
 #: Runs `on_alarm_exhausted`: a timer of the runtime's own; the NUL keeps it apart from what applications may name.
 EXHAUSTED_TIMER = "\0exhausted"
+#: Begins the name of a timer that wakes an execution of a durable function; its id follows.
+EXECUTION_TIMER = "\0execution\0"
 #: Begins the name of a dead letter's timer that is run again; the number keeps several apart.
 _REDRIVEN = "\0redriven\0"
 
@@ -34,8 +36,10 @@ def redriven_name(number: int, name: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """The name that the application gave."""
-    return name[len(_REDRIVEN) :].partition("\0")[2] if name.startswith(_REDRIVEN) else name
+    """The name that the application gave: of the timer, or of the execution that it wakes."""
+    if name.startswith(_REDRIVEN):
+        name = name[len(_REDRIVEN) :].partition("\0")[2]
+    return name.removeprefix(EXECUTION_TIMER)
 
 
 def is_internal(name: str) -> bool:

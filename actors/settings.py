@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 KIB = 1024
 MIB = 1024 * KIB
+DAY_MS = 24 * 60 * 60 * 1_000
 
 
 class Settings(BaseModel):
@@ -94,6 +95,15 @@ class Settings(BaseModel):
         1_024, ge=1, description="Messages a partition has under way to one other; more wait on disk."
     )
     message_page: int = Field(32, ge=1, description="Messages of one pair of objects under way at a time.")
+
+    # --- durable functions
+    max_journal_steps: int = Field(10_000, ge=1, description="Steps, sleeps and promises of one execution.")
+    max_journal_payload_bytes: int = Field(MIB, ge=1, description="Encoded bytes of a step's or promise's result.")
+    max_executions_per_object: int = Field(1_000, ge=1, description="Executions an object keeps, ended ones too.")
+    execution_retention_ms: int = Field(
+        7 * DAY_MS, ge=1, description="How long completed and canceled executions keep their result."
+    )
+    failed_execution_retention_ms: int = Field(30 * DAY_MS, ge=1, description="The same for failed and aborted ones.")
 
     # --- coordinator, leases
     coordinator_wait_ms: int = Field(

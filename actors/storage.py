@@ -10,6 +10,7 @@ from actors import early_commit
 from actors.codec import decode, encode
 from actors.errors import InvalidKey, InvalidOption, Overloaded, TransactionClosed, ValueTooLarge
 from actors.write_buffer import Layer
+from timers.registry import TimerKind
 from timers.schedule import parse_when_ms
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class Storage:
             raise TransactionClosed("delete_all() can't be part of a transaction: call it outside")
         turn.buffer.clear()
         for row in self._host.timers.rows(turn):
-            turn.buffer.put_timer(row.name, None)
+            if row.kind != TimerKind.DURABLE_SLEEP:  # executions go on
+                turn.buffer.put_timer(row.name, None)
         turn.wrote()
 
     def list(

@@ -9,6 +9,7 @@ from actors import interruption
 from actors.codec import encode
 from actors.durable_object import HOOKS
 from actors.early_commit import flush
+from actors.executions import bury_execution, segment_handler
 from actors.object_timers import EXHAUSTED_TIMER
 from actors.timer_work import TimerWork, dead_letter_op
 from actors.toolkit.publication_hook import HOOK, announcing, pass_over
@@ -52,6 +53,8 @@ def begin(host: ObjectHost, work: TimerWork) -> bool:
 def handler_of(host: ObjectHost, work: TimerWork) -> Any:
     """The handler, or None after the timer was failed because its class has none (any more)."""
     name = work.spec.method
+    if work.row.kind == TimerKind.DURABLE_SLEEP:
+        return segment_handler(work.row.name)
     if name in HOOKS:  # only the runtime itself can have set such a timer
         handler = getattr(host.info.cls, name, None)
         if handler is not None and name == HOOK:
@@ -127,6 +130,8 @@ def bury(host: ObjectHost, work: TimerWork, error: BaseException, buffer: WriteB
     buffer.top.timers[work.row.name] = work.following()
     if work.spec.method == HOOK:
         pass_over(host, work, buffer)
+    if work.row.kind == TimerKind.DURABLE_SLEEP:
+        bury_execution(host, work.row.oid, work.row.name, buffer)
     if work.is_alarm and hasattr(host.info.cls, "on_alarm_exhausted"):
         buffer.top.timers[EXHAUSTED_TIMER] = exhausted_row(host, work, now_ms)
 

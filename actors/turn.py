@@ -20,6 +20,7 @@ from actors.errors import (
     ReentrantCall,
     TurnOver,
     ValueTooLarge,
+    WriteOutsideStep,
     WriteSetTooLarge,
     WrongThread,
 )
@@ -71,6 +72,7 @@ class Turn:
         "is_activation",
         "lineage",
         "now_ms",
+        "outside_step",
         "outstanding",
         "read_only",
         "recorded",
@@ -91,6 +93,8 @@ class Turn:
         self.attempt = attempt
         self.lineage = host.lineage
         self.read_only = False
+        #: the code of a durable function runs, and none of its steps: what it writes now, a replay would write again
+        self.outside_step = False
         self.is_activation = work is None
         self.task: asyncio.Future[Any] | None = None
         self.timeout_handle: Any = None
@@ -151,6 +155,11 @@ class Turn:
         self.check()
         if self.read_only:
             raise ReadOnlyTurn(f"{self.host.id}: a @shared method can't write; drop @shared to make it a serial turn")
+        if self.outside_step:
+            raise WriteOutsideStep(
+                f"{self.host.id}: a durable function writes, sets timers, sends and calls in its steps only, since the "
+                "rest of it runs again at each replay: `await ctx.step(name, method, ...)`"
+            )
 
     def doom(self, error: BaseException) -> NoReturn:
         """Raise `error`, and end the turn with it whatever its code does about it."""
@@ -215,6 +224,8 @@ class Turn:
             return self.host.partition.client.call(ref, key, method, args, kwargs, timeout_ms=timeout_ms)
         self.check()
         is_shared = method in ref.shared_methods
+        if self.outside_step and not is_shared:
+            self.check_writable()
         self._check_chain(ref, key, method, is_shared)
         data, flags = self.host.partition.client.encode_arguments(ref, method, args, kwargs)
         most = self.host.partition.settings.max_args_bytes

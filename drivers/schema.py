@@ -340,6 +340,38 @@ CREATE TABLE publication_items (
 """
 
 
+# Executions of durable functions, and the journal that they are replayed from: clustered by object and execution, since
+# it is read from the first step to the last.
+_EXECUTION_TABLES = """
+CREATE TABLE executions (
+    oid INTEGER NOT NULL,
+    execution_id TEXT NOT NULL,
+    method TEXT NOT NULL,
+    status TEXT NOT NULL,
+    seed BLOB NOT NULL,
+    began_ms INTEGER NOT NULL,
+    ended_ms INTEGER,
+    steps INTEGER NOT NULL,
+    wake_ms INTEGER,
+    waits_for TEXT NOT NULL,
+    PRIMARY KEY (oid, execution_id)
+) WITHOUT ROWID;
+CREATE TABLE journal (
+    oid INTEGER NOT NULL,
+    execution_id TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    fingerprint BLOB NOT NULL,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    due_ms INTEGER,
+    at_ms INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (oid, execution_id, step)
+) WITHOUT ROWID;
+"""
+
 # Finds the engine's timers of one object, to move or delete them with it; the user lane is found by the directory.
 _TIMER_OWNERS = "CREATE INDEX timers_by_owner ON timers (substr(ref, 1, 8)) WHERE lane <> 32;"
 
@@ -356,6 +388,7 @@ def m002_toolkit(db: Database) -> None:
     _create(db, _OUTCOME_TABLES)
     _create(db, _TICKET_TABLES)
     _create(db, _TIMER_OWNERS)
+    _create(db, _EXECUTION_TABLES)
     _create(db, _MESSAGE_TABLES)
     _create(db, _LEASE_TABLES)
     _create(db, _QUOTA_TABLES)

@@ -15,8 +15,10 @@ __all__ = [
     "DELAYED",
     "DELIVERED",
     "DIRECTORY",
+    "EXECUTIONS",
     "INBOX",
     "INTENTS",
+    "JOURNAL",
     "KV",
     "LEASES",
     "LEASE_GUARDS",
@@ -118,6 +120,8 @@ SLOTS = "slots"
 CLASSES = "classes"
 OUTCOMES = "outcomes"
 BACKLOGS = "backlogs"
+EXECUTIONS = "executions"
+JOURNAL = "journal"
 DELIVERED = "delivered"
 TALLIES = "tallies"
 TICKETS = "tickets"
@@ -203,6 +207,18 @@ TABLES: dict[str, TableSpec] = {
         TableSpec(DELAYED, ("slot", "ident"), (*_MESSAGE, "due_ms"), per_slot=True),
         TableSpec(SLOT_NUMBERS, ("slot",), ("last",), per_slot=True),
         TableSpec(RECEIVED, ("slot", "pair"), ("number", "source_class", "source_key", "applied_ms"), per_slot=True),
+        TableSpec(
+            EXECUTIONS,
+            ("oid", "execution_id"),
+            ("method", "status", "seed", "began_ms", "ended_ms", "steps", "wake_ms", "waits_for"),
+            per_object=True,
+        ),
+        TableSpec(
+            JOURNAL,
+            ("oid", "execution_id", "step"),
+            ("kind", "name", "fingerprint", "state", "attempt", "due_ms", "at_ms", "payload"),
+            per_object=True,
+        ),
         TableSpec(TALLIES, ("oid", "scope"), ("rows", "size"), per_object=True),
         TableSpec(
             TICKETS,

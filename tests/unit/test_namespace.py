@@ -35,6 +35,8 @@ T = TypeVar("T")
 class CartInfo:
     """A class with the methods `add` and `remove`."""
 
+    durable: dict[str, object] = {}
+
     ref = CART
 
     def method(self, name: str) -> object:
