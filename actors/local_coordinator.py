@@ -39,17 +39,23 @@ class LocalCoordinator:
     async def stop(self) -> None:
         """Commit what is under way and close the file."""
         self._stopped = True
-        engine = self.engine
+        engine = await self._opened()
         if engine is not None:
             await engine.stop()
 
     async def crash(self) -> None:
         """Drop memory and keep the disk, then start again."""
-        engine = self.engine
+        engine = await self._opened()
         if engine is not None:
             self._opening = None
             await engine.abandon()
             await self._engine()
+
+    async def _opened(self) -> CoordinatorEngine | None:
+        """The engine that runs, after waiting for one that is just being opened."""
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        return self.engine
 
     @property
     def engine(self) -> CoordinatorEngine | None:

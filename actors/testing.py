@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from actors.address import SLOTS
-from actors.channel import Channel, ChannelHandler, Hello
 from actors.client import Client
 from actors.cluster_file import LOCAL_CLUSTER, ClusterFile
 from actors.coordinator_engine import EngineConfig
@@ -24,7 +23,6 @@ from actors.coordinator_views import CoordinatorViews
 from actors.dead_letters import DeadLetter, DeadLetters
 from actors.durable_object import DurableObject, class_info
 from actors.errors import (
-    ChannelClosed,
     InvalidOption,
     PartitionStopped,
     RuntimeNotStarted,
@@ -34,8 +32,8 @@ from actors.errors import (
 )
 from actors.holder_backlogs import LocalBacklogs
 from actors.local_coordinator import LocalCoordinator
+from actors.local_directory import LocalDirectory
 from actors.local_moves import LocalMoves
-from actors.loopback import connect_loopback
 from actors.namespace import Namespace, Stub
 from actors.partition import Partition, PartitionConfig
 from actors.settings import Settings
@@ -55,49 +53,6 @@ _QUIET_TURNS = 25
 _ARRIVAL_TURNS = 10
 #: How long (real time) something that runs elsewhere (a thread, a socket) is waited for before virtual time goes on.
 _PATIENCE_S = 0.25
-
-
-class _LocalDirectory:
-    """Finds the partitions of a `LocalRuntime`."""
-
-    def __init__(self, runtime: LocalRuntime) -> None:
-        self._runtime = runtime
-
-    @property
-    def map_version(self) -> int:
-        return self._runtime.moves.version
-
-    def partition_of(self, slot: int) -> int:
-        return self._runtime.moves.partition_of(slot)
-
-    def partitions(self) -> Sequence[int]:
-        return range(self._runtime.partition_count)
-
-    async def refresh(self, seen_version: int) -> None:
-        return None
-
-    async def connect(self, partition: int, session: bytes, connection: int, handler: ChannelHandler) -> Channel:
-        return self._connect(partition, session, connection, handler, trusted_pickle=False)
-
-    async def connect_trusted(
-        self, partition: int, session: bytes, connection: int, handler: ChannelHandler
-    ) -> Channel:
-        return self._connect(partition, session, connection, handler, trusted_pickle=True)
-
-    def _connect(
-        self, partition: int, session: bytes, connection: int, handler: ChannelHandler, *, trusted_pickle: bool
-    ) -> Channel:
-        found = self._runtime._find(partition)
-        if found is None or found.stopped:
-            raise ChannelClosed(f"partition {partition} is not running")
-        return connect_loopback(
-            found.accept,
-            Hello(session, connection, partition, found.epoch),
-            Hello(session, connection, partition, found.epoch),
-            handler,
-            self._runtime.settings.max_frame_bytes,
-            trusted_pickle=trusted_pickle,
-        )
 
 
 class LocalRuntime(DeadLetters, CoordinatorViews):
@@ -133,7 +88,7 @@ class LocalRuntime(DeadLetters, CoordinatorViews):
         self._is_complete = False
         self._driver = driver
         self._classes: list[type[DurableObject]] = []
-        self._directory = _LocalDirectory(self)
+        self._directory = LocalDirectory(self)
         self.moves: LocalMoves
         self._coordinator: LocalCoordinator | None = None
         self._client: Client | None = None
@@ -181,8 +136,8 @@ class LocalRuntime(DeadLetters, CoordinatorViews):
 
     def _open_moves(self, cluster: ClusterFile | None) -> LocalMoves:
         if cluster is None:
-            return LocalMoves(LOCAL_CLUSTER, self.partition_count, self._find, None)
-        moves = LocalMoves(LOCAL_CLUSTER, cluster.partitions, self._find, Path(str(self._data_dir)))
+            return LocalMoves(LOCAL_CLUSTER, self.partition_count, self.find_partition, None)
+        moves = LocalMoves(LOCAL_CLUSTER, cluster.partitions, self.find_partition, Path(str(self._data_dir)))
         known = len(moves.partitions)
         if known != self.partition_count:
             moves.close()
@@ -362,11 +317,12 @@ class LocalRuntime(DeadLetters, CoordinatorViews):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _find(self, number: int) -> Partition | None:
+    def find_partition(self, number: int) -> Partition | None:
+        """The partition of this number, if it runs."""
         return self.partitions[number] if number < len(self.partitions) else None
 
     def _find_by_slot(self, slot: int) -> Partition | None:
-        return self._find(self._directory.partition_of(slot))
+        return self.find_partition(self._directory.partition_of(slot))
 
     @property
     def coordinator(self) -> LocalCoordinator:

@@ -99,7 +99,8 @@ class Leases(Capability):
     def guard(self, name: str, epoch: int) -> None:
         """In the object that a lease protects: refuse whoever comes with an epoch that is not the latest seen here.
 
-        The highest epoch is part of this turn's commit. Raises `StaleLease` for a lower one, `InvalidOption`.
+        The highest epoch is part of this turn's commit, and forgotten with the object when that is deleted. Raises
+        `StaleLease` for a lower one, `InvalidOption`.
         """
         name = self._check_name(name, "name")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1:

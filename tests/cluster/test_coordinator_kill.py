@@ -64,6 +64,7 @@ def test_leases_survive_the_coordinator(runtime: Runtime) -> None:
     vault.write.sync("kept", second.epoch, "b")
     with pytest.raises(StaleLease):
         vault.write.sync("kept", first.epoch, "a again")
+    assert [lease.holder for lease in runtime.run_sync(runtime.leases)] == [("Worker", "b")]
     assert runtime.status().coordinator.engine.pid != pid
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ import pytest
 
 from actors import DurableObject
 from actors.cluster_file import ClusterFile
-from actors.coordinator_engine import CoordinatorEngine, EngineConfig
-from actors.coordinator_services import SERVICES, LeaseGrant, LeaseRefusal, LeaseRequest, NoCoordinator
+from actors.coordinator_engine import MAX_PLANS, CoordinatorEngine, EngineConfig
+from actors.coordinator_services import SERVICES, LeaseGrant, LeaseRefusal, LeaseRequest, NoCoordinator, QuotaTotal
 from actors.errors import CoordinatorUnavailable, DataMissing, PartitionBusy
 from actors.settings import Settings
 from actors.testing import LocalRuntime, VirtualClock
 from drivers.native import NativeDriver
 from tests.support.crash_points import CommitControl, ControlledDriver
+from timers.batch import Batch, Outcome
 from timers.lease_sweep import HolderBacklog
 from timers.leases import Holder
+from timers.quotas import QuotaPush, QuotaWindow, Usage
 
 TTL_MS = 30_000
 A, B = Holder("Worker", "a"), Holder("Worker", "b")
@@ -114,6 +116,46 @@ async def test_a_refusal_leaves_only_once_the_grant_that_it_rests_on_is_durable(
         assert not refused.done()
     assert isinstance(await granted, LeaseGrant)
     assert isinstance(await refused, LeaseRefusal)
+
+
+async def test_pushes_at_once_share_commits_and_none_is_lost(world: World) -> None:
+    """A.8.5: all of one window rest on one total."""
+    window = QuotaWindow.at("q", 3_600_000, world.clock.wall_ms())
+    pushes = [QuotaPush(window, f"s{number}", Usage(number, 1)) for number in range(1, 101)]
+    totals = await asyncio.gather(*(world.engine.apply_quota(push) for push in pushes))
+    assert totals[-1] == Usage(sum(range(101)), 100)
+    assert world.control.commits <= 3
+    await asyncio.gather(*(world.engine.apply_quota(push) for push in pushes))
+    assert await world.engine.quota_total("q", 3_600_000) == QuotaTotal(5_050, 100, window.end_ms)
+    await asyncio.gather(*(world.engine.drop_quota_source(window, push.source) for push in pushes))
+    for table in ("quota_totals", "quota_sources", "timers"):
+        assert world.engine.store.scan(table) == []
+
+
+async def test_pushes_whose_commit_fails_are_told_so_and_leave_no_trace(world: World) -> None:
+    window = QuotaWindow.at("q", 3_600_000, world.clock.wall_ms())
+    world.control.fail_next()
+    first = world.engine.apply_quota(QuotaPush(window, "a", Usage(1, 0)))
+    second = world.engine.apply_quota(QuotaPush(window, "b", Usage(2, 0)))
+    answers = await asyncio.gather(first, second, return_exceptions=True)
+    assert all(isinstance(answer, CoordinatorUnavailable) for answer in answers)
+    assert await world.engine.apply_quota(QuotaPush(window, "b", Usage(2, 0))) == Usage(2, 0)
+
+
+async def test_what_others_change_at_each_plan_ends_in_an_error(world: World) -> None:
+    """A.8.5: planned again a bounded number of times."""
+    granted = await world.engine.acquire_lease(request(A, "one"))
+    assert isinstance(granted, LeaseGrant)
+    judged: list[object] = []
+
+    async def too_late(batches: Sequence[Batch]) -> Sequence[Outcome]:
+        judged.extend(batches)
+        return [Outcome.PRECONDITION_FAILED]
+
+    world.engine.committer.apply = too_late  # type: ignore[method-assign]
+    with pytest.raises(CoordinatorUnavailable, match="others were faster"):
+        await world.engine.acquire_lease(request(A, "two"))
+    assert len(judged) == MAX_PLANS == 1 + 8
 
 
 async def test_a_commit_that_fails_grants_nothing_and_is_told(world: World) -> None:

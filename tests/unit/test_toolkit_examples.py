@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.toolkit import outcomes, reservations, tickets
+from examples.toolkit import leases, outcomes, quotas, reservations, tickets
 
 
 async def test_the_audit_was_told_once_of_each_order() -> None:
@@ -25,4 +25,26 @@ async def test_a_payment_that_nobody_captured_was_given_up() -> None:
         "p2 reservation.aborted (requested): 20",
         "p3 reservation.aborted (abandoned): 30",
         "balance: 90",
+    ]
+
+
+async def test_a_leader_that_lost_its_lease_is_refused() -> None:
+    assert await leases.main() == [
+        "ann leads: True, bob leads: False",
+        "half a minute later bob leads: True",
+        "ann is refused",
+        "ledger: from ann, from bob",
+    ]
+
+
+async def test_uploads_are_limited_for_each_user_and_for_all() -> None:
+    assert await quotas.main() == [
+        "ann: 2 left",
+        "ann: 1 left",
+        "ann: 0 left",
+        "ann: refused",
+        "bob: 2 left",
+        "bob: 0 left",
+        "bob: refused",
+        "all together: 5",
     ]

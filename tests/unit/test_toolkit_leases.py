@@ -363,6 +363,23 @@ async def test_a_coordinator_that_is_away_is_waited_for_and_then_reported_each_t
         assert (await asked).name == "job"
 
 
+async def test_leases_can_be_listed_by_name_in_pages() -> None:
+    async with LocalRuntime(memory=True) as runtime:
+        worker = runtime.namespace(Worker).get("a")
+        given = await worker.take_many(["x/2", "y/1", "x/1", "x/3"])
+        found = await runtime.leases("x/")
+        assert [lease.name for lease in found] == ["x/1", "x/2", "x/3"]
+        assert (found[1].epoch, found[1].holder, found[1].expires_ms) == (
+            given[0].epoch,
+            ("Worker", "a"),
+            given[0].expires_ms,
+        )
+        assert [lease.name for lease in await runtime.leases("x/", after="x/1", limit=1)] == ["x/2"]
+        assert [lease.name for lease in await runtime.leases()] == ["x/1", "x/2", "x/3", "y/1"]
+        with pytest.raises(InvalidOption):
+            await runtime.leases(limit=0)
+
+
 # --- what is refused ----------------------------------------------------------------------------------
 
 
