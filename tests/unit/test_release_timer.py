@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -51,6 +53,38 @@ def until(look: object) -> None:
     while not look():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+class ManualClock:
+    """Moved by sleeping, once it is let go."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+        self.sleeps = 0
+        self.go = threading.Event()
+
+    def read(self) -> int:
+        return self._now_ns
+
+    def move(self, ns: int) -> None:
+        self._now_ns += ns
+
+    def sleep(self, seconds: float) -> None:
+        assert self.go.wait(PATIENCE_S)
+        self.sleeps += 1
+        self._now_ns += round(seconds * SECOND)
+
+
+@contextmanager
+def held_wheel() -> Iterator[tuple[ReleaseTimer, ManualClock]]:
+    """A wheel at time 0, whose thread sleeps before the first deadline until `clock.go` is set."""
+    clock = ManualClock()
+    timer = ReleaseTimer(monotonic_ns=clock.read, sleep=clock.sleep)
+    try:
+        yield timer, clock
+    finally:
+        clock.go.set()
+        timer.close()
 
 
 # --- arming -------------------------------------------------------------------------------------------
@@ -116,21 +150,18 @@ def test_a_token_that_is_not_due_does_not_keep_its_waiter_beyond_the_time_it_gav
 
 
 def test_a_forgotten_callback_is_not_called_and_the_others_are() -> None:
-    with wheel() as timer:
-        called: list[str] = []
-        token = timer.arm_at(time.monotonic_ns() + 20 * MS)
+    called: list[str] = []
+    token = ReleaseToken(0)
 
-        def unwanted() -> None:
-            called.append("unwanted")
+    def unwanted() -> None:
+        called.append("unwanted")
 
-        token.when_ended(unwanted)
-        token.when_ended(lambda: called.append("wanted"))
-        token.forget(unwanted)
-        token.forget(unwanted)
-        done = threading.Event()
-        token.when_ended(done.set)
-        wait_for(done)
-        assert called == ["wanted"]
+    token.when_ended(unwanted)
+    token.when_ended(lambda: called.append("wanted"))
+    token.forget(unwanted)
+    token.forget(unwanted)
+    token._end(released=True)
+    assert called == ["wanted"]
 
 
 # --- never early --------------------------------------------------------------------------------------
@@ -240,14 +271,14 @@ def test_c_2_6_order_is_the_deadline_then_the_order_of_arming() -> None:
 
 def test_c_2_6_ties_are_released_by_the_thread_in_arming_order() -> None:
     """C.2.6"""
-    with wheel() as timer:
+    with held_wheel() as (timer, clock):
         order: list[int] = []
         done = threading.Event()
-        at_ns = time.monotonic_ns() + 30 * MS
-        tokens = [timer.arm_at(at_ns) for _ in range(50)]
+        tokens = [timer.arm_at(SLICE_NS) for _ in range(50)]
         for number, token in enumerate(tokens):
             token.when_ended(lambda number=number: order.append(number))  # type: ignore[misc]
         tokens[-1].when_ended(done.set)
+        clock.go.set()
         wait_for(done)
     assert order == list(range(50))
 
@@ -283,13 +314,14 @@ def parked(timer: ReleaseTimer) -> bool:
 
 def test_c_2_9_a_token_that_nobody_holds_is_abandoned_and_its_callback_is_never_called() -> None:
     """C.2.9: the slot holds it weakly."""
-    with wheel() as timer:
+    with held_wheel() as (timer, clock):
         called: list[str] = []
-        dropped = timer.arm_at(time.monotonic_ns() + 5 * MS)
+        dropped = timer.arm_at(SLICE_NS)
         dropped.when_ended(lambda: called.append("dropped"))
         del dropped
         gc.collect()
-        kept = timer.arm_at(time.monotonic_ns() + 10 * MS)
+        kept = timer.arm_at(2 * SLICE_NS)
+        clock.go.set()
         assert kept.wait(PATIENCE_S)
         assert called == []
         assert len(timer) == 0
@@ -374,9 +406,7 @@ def test_c_2_12_tokens_are_released_outside_the_lock_so_a_callback_may_arm_again
 
 def test_c_2_13_after_releasing_the_clock_is_read_again() -> None:
     """C.2.13: what came due while a callback ran is released right after it, on a clock that only callbacks move."""
-    clock = ManualClock()
-    timer = ReleaseTimer(monotonic_ns=clock.read, sleep=clock.sleep)
-    try:
+    with held_wheel() as (timer, clock):
         slept_before: list[int] = []
         done = threading.Event()
         first, second = timer.arm_at(SLICE_NS), timer.arm_at(SLICE_NS + 100_000)
@@ -387,28 +417,6 @@ def test_c_2_13_after_releasing_the_clock_is_read_again() -> None:
         clock.go.set()
         wait_for(done)
         assert slept_before[0] == slept_before[1], "no sleep between the two"
-    finally:
-        timer.close()
-
-
-class ManualClock:
-    """Moved by sleeping, once it is let go."""
-
-    def __init__(self) -> None:
-        self._now_ns = 0
-        self.sleeps = 0
-        self.go = threading.Event()
-
-    def read(self) -> int:
-        return self._now_ns
-
-    def move(self, ns: int) -> None:
-        self._now_ns += ns
-
-    def sleep(self, seconds: float) -> None:
-        assert self.go.wait(PATIENCE_S)
-        self.sleeps += 1
-        self._now_ns += round(seconds * SECOND)
 
 
 def test_a_callback_that_raises_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -473,24 +481,18 @@ def test_c_2_15_closing_from_a_callback_on_the_wheels_own_thread_does_not_join_i
 
 def test_c_2_16_a_notice_during_a_slice_is_lost_harmlessly() -> None:
     """C.2.16: the thread sleeps where nothing can wake it; what was armed meanwhile is released after that sleep."""
-    clock = ManualClock()
-    timer = ReleaseTimer(monotonic_ns=clock.read, sleep=clock.sleep)
-    try:
+    with held_wheel() as (timer, clock):
         far = timer.arm_at(2 * MS)
         until(lambda: timer.wakes == 1)  # and now it sleeps, until it is let go
         near = timer.arm_at(300_000)
-        order: list[str] = []
-        near.when_ended(lambda: order.append("near"))
-        far.when_ended(lambda: order.append("far"))
-        at_near: list[int] = []
-        near.when_ended(lambda: at_near.append(clock.read()))
+        order: list[tuple[str, int]] = []
+        done = threading.Event()
+        near.when_ended(lambda: order.append(("near", clock.read())))
+        far.when_ended(lambda: order.append(("far", clock.read())))
+        far.when_ended(done.set)
         clock.go.set()
-        assert far.wait(PATIENCE_S)
-        until(lambda: len(order) == 2)
-        assert order == ["near", "far"]
-        assert at_near == [SLICE_NS], "one slice later at most"
-    finally:
-        timer.close()
+        wait_for(done)
+        assert order == [("near", SLICE_NS), ("far", 2 * MS)], "one slice later at most"
 
 
 def test_c_2_17_condvar_does_not_sweep_before_its_head_is_due() -> None:

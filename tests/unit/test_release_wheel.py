@@ -21,6 +21,8 @@ from tests.support.node_wheel import MS, NODE, PATIENCE_S, SECRET, SETTINGS, Nod
 from tests.support.transport_host import Side
 
 HOUR_MS = 3_600_000
+#: Goes to the wheel, also when the machine is so busy that arming takes a while.
+FAR_ENOUGH_MS = 150
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ async def test_wakes_through_the_wheel_are_never_early_end_to_end(wheel: NodeWhe
 async def test_the_wheel_wakes_ahead_and_the_partition_waits_out_the_rest(wheel: NodeWheel) -> None:
     waker = await wheel.connected()
     for _ in range(3):
-        due_ms = now_ms() + 30
+        due_ms = now_ms() + FAR_ENOUGH_MS
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         waker.arm(due_ms, lambda future=future: future.set_result(time.time_ns()))  # type: ignore[misc]
         assert waker._near._token is None, "the partition's own timer has nothing to do yet"
@@ -88,7 +90,7 @@ async def test_the_lead_is_measured_from_acknowledgements_and_bounded(wheel: Nod
     assert wheel.server is not None
     (partition,) = wheel.server.partitions
     assert partition.lead_ns == SETTINGS.wheel_lead_max_ms * MS
-    await woken_ns(waker, now_ms() + 20)
+    await woken_ns(waker, now_ms() + FAR_ENOUGH_MS)
     await until(lambda: partition._transit._mean_ns is not None)
     assert 0 < partition.lead_ns <= SETTINGS.wheel_lead_max_ms * MS
 
@@ -171,7 +173,7 @@ async def test_what_a_killed_wheel_had_is_woken_all_the_same_and_armed_again_whe
     due_ms = now_ms() + 200
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     waker.arm(due_ms, lambda: future.set_result(time.time_ns()))
-    await until(lambda: wheel.server is not None and wheel.server.status()["waiting"] == 2)
+    await until(lambda: wheel.server is not None and wheel.server.armed == 2)
     await wheel.kill()
     assert await asyncio.wait_for(future, PATIENCE_S) >= due_ms * MS
     assert far.status()["backend"] == "process"
@@ -180,9 +182,10 @@ async def test_what_a_killed_wheel_had_is_woken_all_the_same_and_armed_again_whe
     assert far.status()["backend"] == "release-wheel"
     assert far._near._token is None, "its own timer has let go of it"
     await until(lambda: waker.status()["backend"] == "release-wheel")
-    again_ms = now_ms() + 30
+    before = waker.wakes
+    again_ms = now_ms() + FAR_ENOUGH_MS
     assert await woken_ns(waker, again_ms) >= again_ms * MS
-    assert waker.wakes == 1
+    assert waker.wakes == before + 1
 
 
 async def test_a_wheel_that_hangs_delays_nothing(wheel: NodeWheel) -> None:
