@@ -49,6 +49,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.bench_calls $(ARGS)
 	@$(BIN)/python -m tests.benchmarks.bench_timers
+	@$(BIN)/python -m tests.benchmarks.bench_messages
 	@$(BIN)/python -m tests.benchmarks.bench_wake
 
 soak: $(STAMP)

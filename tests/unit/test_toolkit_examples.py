@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.toolkit import leases, outcomes, quotas, reservations, tickets
+from examples.toolkit import leases, messages, outcomes, quotas, reservations, tickets
 
 
 async def test_the_audit_was_told_once_of_each_order() -> None:
@@ -48,3 +48,10 @@ async def test_uploads_are_limited_for_each_user_and_for_all() -> None:
         "bob: refused",
         "all together: 5",
     ]
+
+
+async def test_orders_were_packed_in_their_turn_and_what_never_could_be_was_given_up() -> None:
+    found = await messages.main()
+    assert found[:2] == ["alice: your lamp is on its way", "carol: your desk is on its way"]
+    assert sorted(found[2:5]) == ["alice: how was it?", "bob: how was it?", "carol: how was it?"]
+    assert found[5:] == ["bob -> Warehouse/main.pack: given up"]
