@@ -32,6 +32,7 @@ from timers.errors import (
 )
 
 __all__ = [
+    "ActorUnreachable",
     "AdvanceConflict",
     "AdvanceTooLarge",
     "AmbiguousEffect",
@@ -270,6 +271,10 @@ class PartitionStopped(MainspringError):
 
 class RuntimeNotStarted(MainspringError, RuntimeError):
     """The runtime has not been started, or was stopped."""
+
+
+class ActorUnreachable(MainspringError):
+    """An actor of the runtime does not exist, has died, or does not answer; it may come back."""
 
 
 class SyncCallInLoop(MainspringError, RuntimeError):

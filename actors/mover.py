@@ -13,11 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.errors import MainspringError, MoveRefused
+from actors.errors import ActorUnreachable, MainspringError, MoveRefused
 from actors.logs import log_event
 from actors.move_plan import PlannedMove, plan_moves
 from actors.move_store import ABORTED, COMMITTED, COPYING, MoveRecord, MoveStore
-from actors.ray_calls import ActorUnreachable
 
 __all__ = ["MovePort", "MoveProgress", "Mover"]
 

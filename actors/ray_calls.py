@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.errors import MainspringError
+from actors.errors import ActorUnreachable, MainspringError
 
 __all__ = [
     "COORDINATOR",
@@ -34,10 +34,6 @@ COORDINATOR = "coordinator"
 RELEASE_WHEEL = "release-wheel"
 #: Threads that look names up and hand calls to Ray, which takes milliseconds; they do not wait for answers.
 _THREADS = 2
-
-
-class ActorUnreachable(MainspringError):
-    """An actor of the runtime does not exist, has died, or does not answer; it may come back."""
 
 
 def ray_namespace(runtime: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,9 @@ def test_the_check_lets_pure_code_pass(source: str) -> None:
 def test_only_the_wheel_may_have_a_thread_and_it_too_reads_no_clock() -> None:
     assert impurities("import threading", may_thread=True) == []
     assert impurities("import threading\nimport time", may_thread=True) == ["time"]
+
+
+def test_who_uses_a_local_runtime_waits_for_no_ray() -> None:
+    """Importing Ray takes most of a second."""
+    look = "import sys, actors.testing; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=False).returncode == 0
