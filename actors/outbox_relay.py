@@ -12,7 +12,6 @@ import contextvars
 import logging
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +21,7 @@ from actors.errors import MainspringError, RuntimeNotStarted
 from actors.logs import log_event
 from actors.message_ids import MessageMark, message_call_id
 from actors.message_outcomes import NOWHERE, Outcome, Verdict, after_raise, buried_op, judge
+from actors.outbox_change import Change, Kind
 from actors.outbox_loader import OutboxLoader
 from actors.outbox_pair import Pair
 from drivers.tables import OUTBOX, Op
@@ -44,18 +44,6 @@ _STATUS_PAIRS: Final = 1_000
 _SAVE_RETRY_MS: Final = 1_000
 
 
-@dataclass(frozen=True)
-class _Change:
-    """What an outcome changes on disk, and what follows once that is durable."""
-
-    pair: Pair
-    row: OutboxRow
-    kind: Verdict
-    ops: list[Op]
-    answered_by: int
-    next_ms: int = 0
-
-
 class OutboxRelay:
     """Lives on the partition's loop. `busy` while anything moves; what waits for a time or a retry does not."""
 
@@ -66,7 +54,7 @@ class OutboxRelay:
         #: pairs that may send, by the partition of their receiver: one that does not answer holds up nobody else
         self._ready: dict[int, deque[Pair]] = {}
         self._in_flight: Counter[int] = Counter()
-        self._changes: list[_Change] = []
+        self._changes: list[Change] = []
         self._saving = 0
         self._step_scheduled = False
         self._context = contextvars.Context()  # steps belong to no turn, whoever caused them
@@ -202,20 +190,29 @@ class OutboxRelay:
 
     def _forget(self, pair: Pair) -> None:
         del self._pairs[pair.id]
-        if pair.wake is not None:
-            pair.wake.cancel()
+        self._sleep_on(pair)
         self._loader.has_room()
         if self._loader.has_work:
             self._step_soon()
 
     def _wait(self, pair: Pair, due_ms: int) -> None:
         """Look at the pair again at an instant."""
+        self._sleep_on(pair)
+        pair.wake = self._partition.clock.call_at(due_ms, partial(self._awake, pair))
+
+    def _wake_after(self, pair: Pair, delay_ms: int) -> None:
+        """Look at the pair again after a pause."""
+        self._sleep_on(pair)
+        pair.wake = self._partition.clock.call_later(delay_ms, partial(self._awake, pair))
+
+    @staticmethod
+    def _sleep_on(pair: Pair) -> None:
         if pair.wake is not None:
             pair.wake.cancel()
-        pair.wake = self._partition.clock.call_at(due_ms, partial(self._awake, pair))
 
     def _awake(self, pair: Pair) -> None:
         pair.wake = None
+        pair.queue.wait_until(0)  # a message's own instant is looked at again before it is sent
         if not self._stopped:
             self._look(pair)
 
@@ -236,11 +233,15 @@ class OutboxRelay:
         if self._loader.has_work:
             self._loader.read_page()
         left = _STEP_MESSAGES
-        for number, ready in self._ready.items():
+        for number in list(self._ready):
+            ready = self._ready.pop(number)  # to the end: whoever was served last in this step is last in the next
+            self._ready[number] = ready
             while ready and left and self._has_room(number):
                 pair = ready.popleft()
                 pair.is_ready = False
                 left -= self._send_some(pair, left)
+            if not left:
+                break
         if self._loader.has_work or any(ready and self._has_room(number) for number, ready in self._ready.items()):
             self._step_soon()
 
@@ -311,11 +312,13 @@ class OutboxRelay:
             pair.queue.applied(row.number)
             pair.undeleted += 1
             ops: list[Op] = [(OUTBOX, row.key(), None)]
-            self._change(_Change(pair, row, Verdict.APPLIED, ops, outcome.answered_by))
+            self._change(Change(pair, row, Kind.REMOVED, ops, outcome.answered_by))
         elif outcome.verdict is Verdict.OUT_OF_ORDER:
             pair.queue.out_of_order()
         elif outcome.verdict is Verdict.NOT_RUN:
-            self._wait(pair, pair.queue.not_run(self._partition.clock.wall_ms()))
+            now_ms = self._partition.clock.wall_ms()
+            # a pause, not an instant: the wall clock may be set back meanwhile
+            self._wake_after(pair, pair.queue.not_run(now_ms) - now_ms)
             log_event(logging.DEBUG, "message_waits", f"{row.title}: {outcome.error}", number=row.number)
         else:
             pair.queue.raised()
@@ -332,17 +335,17 @@ class OutboxRelay:
         again = after_raise(row, now_ms) if outcome.verdict is Verdict.RAISED else None
         if again is not None:
             ops: list[Op] = [(OUTBOX, again.key(), again.values())]
-            self._change(_Change(pair, row, Verdict.RAISED, ops, outcome.answered_by, again.next_ms))
+            self._change(Change(pair, row, Kind.RETRIED, ops, outcome.answered_by, again.next_ms))
             return
         poisoned = outcome.verdict is Verdict.POISONED
         attempts, crashes = (row.attempt, partition.settings.crash_limit) if poisoned else (row.attempt + 1, 0)
         letter = buried_op(partition.counters.take_id(), row, outcome.text, now_ms, attempts, crashes)
         ops = [(OUTBOX, row.key(), None), letter]
-        self._change(_Change(pair, row, Verdict.POISONED, ops, outcome.answered_by))
+        self._change(Change(pair, row, Kind.BURIED, ops, outcome.answered_by))
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _change(self, change: _Change) -> None:
+    def _change(self, change: Change) -> None:
         self._changes.append(change)
         self._step_soon()
 
@@ -356,7 +359,7 @@ class OutboxRelay:
         self._saving += 1
         self._partition.submit(write_set)
 
-    def _saved(self, changes: list[_Change], error: BaseException | None) -> None:
+    def _saved(self, changes: list[Change], error: BaseException | None) -> None:
         self._saving -= 1
         if error is not None:
             log_event(logging.WARNING, "outbox_not_saved", f"outcomes of messages are written again: {error}")
@@ -372,15 +375,15 @@ class OutboxRelay:
             self._partition.client.release(number, call_ids)
         self._step_soon()
 
-    def _save_again(self, changes: list[_Change]) -> None:
+    def _save_again(self, changes: list[Change]) -> None:
         self._changes += changes
         self._step_soon()
 
-    def _durable(self, change: _Change) -> None:
+    def _durable(self, change: Change) -> None:
         pair, row, partition = change.pair, change.row, self._partition
         if not self._is_known(pair):
             return  # it was durable before its slot left
-        if change.kind is Verdict.RAISED:
+        if change.kind is Kind.RETRIED:
             partition.retries += 1
             pair.queue.retried(change.next_ms)
             self._wait(pair, change.next_ms)
@@ -389,7 +392,7 @@ class OutboxRelay:
             sender = partition.find_host(row.source_class, row.source_key)
             if sender is not None:
                 sender.state.message_ended()
-            if change.kind is Verdict.APPLIED:
+            if change.kind is Kind.REMOVED:
                 pair.undeleted -= 1
             else:
                 partition.dead_letters += 1

@@ -29,7 +29,7 @@ from actors.message_ids import MessageMark, message_call_id
 from actors.messages import OK
 from actors.namespace import Stub
 from actors.settings import Settings
-from actors.testing import LocalRuntime
+from actors.testing import LocalRuntime, VirtualClock
 from tests.support.crash_points import CommitControl, kept, key_in, runtime_with, until_forgotten
 from tests.support.mail import (
     Box,
@@ -378,6 +378,26 @@ async def test_an_overloaded_receiver_uses_up_no_try() -> None:
         await asyncio.gather(*holding)
         await until_delivered(runtime)
         assert await narrow.values() == ["one", "two", "a", "b"]
+
+
+async def test_a_pause_does_not_become_longer_when_the_wall_clock_is_set_back() -> None:
+    class Narrow(Box):
+        type_name = "Narrow"
+        max_queued_turns = 1
+
+    Narrow.gates["b"] = asyncio.Event()
+    clock = VirtualClock()
+    async with LocalRuntime(memory=True, clock=clock) as runtime:
+        narrow = runtime.namespace(Narrow).get("b")
+        holding = [asyncio.ensure_future(narrow.put_at_gate(each)) for each in ("one", "two")]
+        await runtime.run_until_idle()
+        await runtime.namespace(_PostToNarrow).get("p").post(["a"])
+        await runtime.advance(seconds=5)
+        clock.step_wall(-3_600_000)
+        Narrow.gates["b"].set()
+        await asyncio.gather(*holding)
+        await runtime.advance(seconds=10)
+        assert await narrow.values() == ["one", "two", "a"]
 
 
 class _PostToNarrow(Post):
