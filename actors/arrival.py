@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from actors.address import ClassRef
+from actors.ended_moves import EndedMoves
 from actors.errors import MoveRefused
 from actors.slot_image import ObjectPart, SlotImage
 from actors.slot_rows import has_rows, remove_slots
@@ -29,6 +30,7 @@ class Arrivals:
         self._partition = partition
         #: move -> its last chunk that came, and the storing of it
         self._storing: dict[str, tuple[int, asyncio.Future[None]]] = {}
+        self._ended = EndedMoves()
 
     async def take_in(
         self, move_id: str, number: int, facts: tuple[Sequence[tuple[int, int]], int], data: bytes
@@ -38,6 +40,8 @@ class Arrivals:
         `facts`: the slots as inclusive ranges, and the source's counter of generations. Raises `MoveRefused` when the
         chunk is not the next one, as after a restart of this process: the source begins again then.
         """
+        if move_id in self._ended:
+            raise MoveRefused(f"move {move_id} has ended; its chunk {number} came after its time")
         last, storing = self._storing.get(move_id, (-1, None))
         if number != last or storing is None:
             if number not in (0, last + 1):
@@ -54,21 +58,29 @@ class Arrivals:
     async def own(self, move_id: str, version: int) -> None:
         """The move is decided: run the slots from now on."""
         partition = self._partition
+        await self._end(move_id)
         slots = partition.slot_table.slots_in(INCOMING, move_id)
-        self._storing.pop(move_id, None)
         if slots:
             owned = partition.commit(partition.slot_table.own(move_id, version))
             partition.slots_arrived(slots)
             await owned
 
     async def discard(self, move_id: str) -> None:
-        """The move was aborted: nothing of it stays."""
+        """The move was aborted: nothing of it stays, and nothing of it is taken in from now on."""
         partition = self._partition
-        self._storing.pop(move_id, None)
+        await self._end(move_id)
         slots = partition.slot_table.slots_in(INCOMING, move_id)
         if slots:
             await remove_slots(partition, slots)
             await partition.commit(partition.slot_table.forget(slots))
+
+    async def _end(self, move_id: str) -> None:
+        """Take in nothing more of the move. Returns when nothing of it is being stored: its rows are only found, and
+        removed, once they are durable."""
+        self._ended.add(move_id)
+        _, storing = self._storing.pop(move_id, (-1, None))
+        if storing is not None and not storing.done():
+            await asyncio.wait((storing,))
 
     async def _begin(self, move_id: str, slots: Sequence[int]) -> None:
         partition = self._partition

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from actors import interruption
+from actors.ended_moves import EndedMoves
 from actors.errors import MoveRefused
 from actors.logs import log_event
 from actors.messages import STALE
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Departures"]
 
-#: Moves that were called off and are remembered: a request for one can't be on its way for longer.
-_REMEMBERED_MOVES = 1_000
+#: How long the target may take to store one chunk. The slots run nowhere meanwhile, and callers wait for them: a target
+#: that is gone must be found out long before their deadlines.
+CHUNK_TIMEOUT_MS = 10_000
 
 
 class Departures:
@@ -38,8 +40,7 @@ class Departures:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._sending: dict[str, asyncio.Future[int]] = {}
-        #: moves that a late request must not begin again
-        self._called_off: OrderedDict[str, None] = OrderedDict()
+        self._ended = EndedMoves()
 
     async def send(self, move_id: str, slots: Sequence[int], target: int, *, patience_ms: int, cut_short: bool) -> int:
         """Freeze the slots and send all that belongs to them; the bytes sent, once all of it is durable there.
@@ -47,8 +48,8 @@ class Departures:
         Turns that run get `patience_ms` to end. With `cut_short` those that are left then are cancelled, and run again
         at the new owner; without it the slots go on here. Raises `MoveRefused` when it did not come about.
         """
-        if move_id in self._called_off:
-            raise MoveRefused(f"move {move_id} has been called off")
+        if move_id in self._ended:
+            raise MoveRefused(f"move {move_id} has ended already")
         sending = self._sending.get(move_id)
         if sending is None:
             sending = asyncio.ensure_future(self._send(move_id, slots, target, patience_ms, cut_short))
@@ -76,9 +77,7 @@ class Departures:
 
     async def call_off(self, move_id: str) -> None:
         """The move was aborted: its slots run here again."""
-        self._called_off[move_id] = None
-        if len(self._called_off) > _REMEMBERED_MOVES:
-            self._called_off.popitem(last=False)
+        self._ended.add(move_id)
         sending = self._sending.get(move_id)
         if sending is not None:
             sending.cancel()
@@ -92,6 +91,7 @@ class Departures:
 
     async def complete(self, move_id: str) -> None:
         """The slots belong to the target, which runs them: delete what is left of them here."""
+        self._ended.add(move_id)
         table = self._partition.slot_table
         slots = table.slots_in(FROZEN, move_id)
         if slots:
@@ -191,7 +191,7 @@ class Departures:
         sent = number = 0
         for number, image in enumerate(slot_images(partition.store, slots, entries)):
             data = image.pack()
-            await partition.client.admin(target, "take_in", [move_id, number, facts, data])
+            await partition.client.admin(target, "take_in", [move_id, number, facts, data], timeout_ms=CHUNK_TIMEOUT_MS)
             sent += len(data)
         log_event(
             logging.INFO,

@@ -10,7 +10,7 @@ from pathlib import Path
 from actors.address import SLOTS
 from actors.coordinator_store import SECRET_BYTES, CoordinatorStore
 from actors.errors import PartitionStopped
-from actors.mover import Mover
+from actors.mover import MovePort, Mover
 from actors.partition import Partition
 
 __all__ = ["LocalMoves"]
@@ -28,6 +28,7 @@ class LocalMoves:
         self._find = find
         self._path = None if directory is None else directory / "coordinator" / "coordinator.sqlite"
         self._store: CoordinatorStore | None = None
+        self._mover: Mover | None = None
         self._owners = [slot * partitions // SLOTS for slot in range(SLOTS)]
         self.version = 1
         if self._path is not None and self._path.exists():
@@ -67,16 +68,29 @@ class LocalMoves:
 
     def mover(self) -> Mover:
         """Carries out moves between the partitions that run."""
-        return Mover(
+        if self._mover is None:
+            self._mover = self.restart()
+        return self._mover
+
+    def restart(self, port: Callable[[MovePort], MovePort] = lambda port: port) -> Mover:
+        """A mover that knows nothing but the record, as that of a coordinator that was killed; the one before it does
+        nothing more. `port` may put something between it and the partitions."""
+        if self._mover is not None:
+            self._mover.stop()
+        self._mover = Mover(
             self._on_record().moves,
-            _LocalPort(self._find),
+            port(_LocalPort(self._find)),
             owners=lambda: self._owners,
             new_id=lambda: uuid.uuid4().hex,
             map_changed=self._read_map,
         )
+        return self._mover
 
     def close(self) -> None:
         """Close the file. What was kept in memory is gone."""
+        if self._mover is not None:
+            self._mover.stop()
+            self._mover = None
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -54,7 +54,8 @@ _DELETE_MOVE = "DELETE FROM moves WHERE move_id = ?"
 
 @dataclass(frozen=True)
 class MoveRecord:
-    """A move that has not come to its end. `version` is the map's since it was committed, 0 before."""
+    """A move that has not come to its end. `version` is the map's since it was committed, 0 before; `slots` is empty
+    once they were released."""
 
     move_id: str
     source: int
@@ -95,6 +96,11 @@ class MoveStore:
         with self._transaction():
             return bool(self._db.execute(_DECIDE, (ABORTED, 0, move_id)).rowcount == 1)
 
+    def release(self, move_id: str) -> None:
+        """The source of an aborted move runs its slots again: they may be in another move."""
+        with self._transaction():
+            self._db.execute(_DELETE_SLOTS, (move_id,))
+
     def end(self, move_id: str) -> None:
         """Both sides have done what was decided."""
         with self._transaction():
@@ -113,10 +119,11 @@ class MoveStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.conn.in_transaction:  # a full disk may have rolled back already
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def _slots(self, move_id: str) -> tuple[int, ...]:
         return tuple(slot for (slot,) in self._db.execute(_LIST_SLOTS, (move_id,)).fetchall())

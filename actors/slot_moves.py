@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 from actors.coordinator_store import CoordinatorStore
-from actors.errors import MainspringError
 from actors.logs import log_event
 from actors.mover import COPY_TIMEOUT_S, Mover
 from actors.ray_calls import RayCalls, partition_actor
@@ -77,6 +76,7 @@ class SlotMoves:
 
     def stop(self) -> None:
         """Begin nothing more; what is under way is on record."""
+        self.mover.stop()
         for task in (*self._tasks, *([self._spreading] if self._spreading is not None else ())):
             task.cancel()
 
@@ -103,14 +103,7 @@ class SlotMoves:
                 return
             self._spreading.cancel()
         self._goal = goal
-        self._spreading = asyncio.get_running_loop().create_task(self._spread(goal))
-
-    async def _spread(self, goal: tuple[int, ...]) -> None:
-        try:
-            await self.mover.spread(goal)
-        except MainspringError as error:
-            log_event(logging.ERROR, "spread_failed", f"moving slots stopped: {error}", error=error)
-            raise
+        self._spreading = asyncio.get_running_loop().create_task(self.mover.spread(goal))
 
     def progress(self) -> dict[str, Any]:
         """Plain facts about the moves: goal, whether it is reached, and how far they are."""

@@ -88,7 +88,7 @@ class CoordinatorReport(_Report):
 
 class MovesReport(_Report):
     """Slots on their way: how many the last change wanted to move and has moved, moves that were put off, and those
-    that have not ended."""
+    that have not ended. `errors` counts what should not have happened, and was tried again."""
 
     goal: tuple[int, ...] | None = None
     running: bool = False
@@ -96,6 +96,7 @@ class MovesReport(_Report):
     moved: int = 0
     put_off: int = 0
     bytes_sent: int = 0
+    errors: int = 0
     last_error: str = ""
     moves: tuple[dict[str, Any], ...] = ()
 
