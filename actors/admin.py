@@ -50,6 +50,7 @@ class Admin:
             "take_in": partition.arrivals.take_in,
             "witnesses": self._witnesses,
             "wake_publication": self._wake_publication,
+            "await_execution": self._await_execution,
         }
 
     def handle(self, op: str, args: bytes, reply: Reply) -> None:
@@ -122,6 +123,12 @@ class Admin:
         return self._of_object(
             type_name, key, lambda: self._partition.publications.wake(type_name, key, line, sequence)
         )
+
+    # --- executions -------------------------------------------------------------------------------
+
+    def _await_execution(self, type_name: str, key: str, execution_id: str, wait_ms: int) -> Any:
+        waits = self._partition.execution_waits
+        return self._of_object(type_name, key, lambda: waits.wait(type_name, key, execution_id, wait_ms))
 
     def _of_object(self, type_name: str, key: str, answer: Callable[[], Any]) -> Any:
         """The answer about an object that is here. Elsewhere nothing is known of it: the client looks for its owner."""

@@ -116,6 +116,8 @@ class Client:
         self.now = now if now is not None else self._loop.time
         self.call_later = call_later if call_later is not None else self._loop_call_later
         self.jitter = jitter if jitter is not None else random.Random().random
+        #: requests for results of executions that partitions hold
+        self.waits_held = 0
         #: No call is taken any more.
         self.is_closed = False
         self.routes = Routes(self, directory.connect, self.session)

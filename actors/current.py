@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from actors.address import ClassRef
 
-__all__ = ["CURRENT", "TurnPort"]
+__all__ = ["CURRENT", "IN_STEP", "TurnPort"]
 
 
 class TurnPort(Protocol):
@@ -27,6 +27,18 @@ class TurnPort(Protocol):
         """Start a call that belongs to this turn. Raises `TurnOver`, `WrongThread` or `ReentrantCall` at once."""
         ...
 
+    def check_may_wait(self, type_name: str, key: str) -> None:
+        """Raise when the turn may not wait for an execution of this object."""
+        ...
+
+    def unique_id(self, what: str) -> str:
+        """An id that nothing else has, the same when the turn is run again."""
+        ...
+
+
+#: The step of a durable function that the running code belongs to. Of several branches of one function, which run
+#: beside each other, only that of the step may write.
+IN_STEP: ContextVar[object | None] = ContextVar("mainspring_step", default=None)
 
 #: The turn of the running code; None outside turns. Tasks and threads started in a turn inherit it, which is how
 #: their use of the object after the turn's end is found.

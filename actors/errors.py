@@ -480,6 +480,22 @@ class PromiseTimeout(MainspringError):
     """Nobody resolved the promise in time."""
 
 
+class ExecutionBuried(MainspringError):
+    """The execution could not be run on, time and again; it waits, and goes on when it is resumed."""
+
+
+class JournalFull(MainspringError):
+    """The journal of the execution has no room for this result; the step was undone."""
+
+
+class NestedStep(MainspringError, RuntimeError):
+    """A step used what only its durable function may: steps do not contain steps, sleeps or promises."""
+
+
+class StepNotAwaited(MainspringError, RuntimeError):
+    """The durable function made a step and ended without having awaited it; the step never ran."""
+
+
 class InvalidPromiseToken(Rejected):
     """The token is not that of a promise of this object; nothing was resolved."""
 

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from actors.codec import decode, encode
-from actors.errors import ExecutionUnfinished
-from actors.execution_rows import FAILED_STEP, RUNNING
+from actors.errors import (
+    CallExpired,
+    CallOutcomeUnknown,
+    DataMissing,
+    ExecutionBuried,
+    ExecutionUnfinished,
+    Overloaded,
+)
+from actors.execution_rows import BURIED, FAILED_STEP, RUNNING
+from actors.execution_waits import MAX_WAIT_MS
 from actors.wire_errors import decode_error
 from timers.schedule import parse_duration_ms
 
 __all__ = ["ExecutionHandle", "ExecutionStatus"]
 
-#: Who waits for a result asks again after so long, then less and less often.
-_FIRST_PAUSE_S: Final = 0.02
-_LONGEST_PAUSE_S: Final = 1.0
+#: After a partition did not answer in time, it is asked again so much later.
+_PAUSE_S: Final = 0.2
 
 #: Calls a method of the object by its name.
 Ask = Callable[..., Awaitable[Any]]
+#: Waits in the object's partition: (execution id, milliseconds) -> plain facts, or None when it takes longer.
+Wait = Callable[[str, int], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class ExecutionStatus:
     """An execution at one moment. Times are epoch ms.
 
     `status`: "running", "completed", "failed" (its function raised), "aborted" (its code has changed under it),
-    "canceled", or "buried" (its segments kept failing: a dead letter, which can be redriven). `waits_for` says in words
+    "canceled", or "buried" (it could not be run on, time and again: a dead letter). `waits_for` says in words
     what a running one waits for, `wake_ms` until when at the latest (None: until a promise is resolved).
     """
 
@@ -44,26 +52,27 @@ class ExecutionStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will do nothing more by itself."""
-        return self.status != RUNNING
+        """Whether it has an outcome."""
+        return self.status not in (RUNNING, BURIED)
 
 
 class ExecutionHandle:
     """One execution of a durable function. Can be made anew from the object's stub and the id."""
 
-    __slots__ = ("_ask", "execution_id")
+    __slots__ = ("_ask", "_wait", "execution_id")
 
-    def __init__(self, ask: Ask, execution_id: str) -> None:
+    def __init__(self, ask: Ask, wait: Wait, execution_id: str) -> None:
         """Applications get it from `stub.function.start(...)` or `stub.function.execution(id)`."""
         self._ask = ask
+        self._wait = wait
         self.execution_id = execution_id
 
     @classmethod
     async def start(
-        cls, ask: Ask, method: str, execution_id: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cls, ask: Ask, wait: Wait, method: str, execution_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ExecutionHandle:
         """Begin an execution, or find the one of this id."""
-        handle = cls(ask, uuid.uuid4().hex if execution_id is None else execution_id)
+        handle = cls(ask, wait, execution_id)
         await ask("execution:start", method, handle.execution_id, encode([list(args), kwargs]))
         return handle
 
@@ -72,36 +81,63 @@ class ExecutionHandle:
         return _status(await self._ask("execution:status", self.execution_id))
 
     async def cancel(self) -> bool:
-        """End it; False when it has ended. What its steps have done stays. Raises `UnknownExecution`."""
+        """End it, behind the step that runs; False when it has ended. What its steps have done stays, and nothing of
+        its function runs any more. Raises `UnknownExecution`."""
         canceled: bool = await self._ask("execution:cancel", self.execution_id)
         return canceled
+
+    async def resume(self) -> bool:
+        """Let an aborted or a buried execution go on where it was, once what stopped it is repaired; False for others.
+        Raises `UnknownExecution`."""
+        resumed: bool = await self._ask("execution:resume", self.execution_id)
+        return resumed
 
     async def result(self, timeout: Any = None) -> Any:
         """Wait until it has ended, and give what it returned or raise what it raised.
 
         `timeout`: a timedelta or a text like "5s"; then it raises `ExecutionUnfinished`, and the execution goes on.
-        Raises `ExecutionCanceled`, `ExecutionDiverged`, `UnknownExecution`.
+        Raises `ExecutionCanceled`, `ExecutionDiverged`, `ExecutionBuried`, `UnknownExecution`.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + parse_duration_ms(timeout) / 1_000
-        pause_s = _FIRST_PAUSE_S
         while True:
-            told = await self._ask("execution:status", self.execution_id)
-            if told["outcome"] is not None:
-                state, payload = told["outcome"]
-                if state == FAILED_STEP:
-                    raise decode_error(payload)
-                return decode(payload)
-            if until is not None and loop.time() >= until:
+            left_s = None if until is None else until - loop.time()
+            told = None
+            if left_s is None or left_s > 0:
+                told = await self._look(left_s)
+            elif left_s is not None:
                 raise ExecutionUnfinished(
-                    f"execution {self.execution_id!r} had not ended after {timeout}; it is {told['status']} and waits "
-                    f"for {told['waits_for'] or 'nothing'}"
+                    f"execution {self.execution_id!r} had not ended after {timeout}; it goes on. `status()` tells what "
+                    "it waits for"
                 )
-            await asyncio.sleep(pause_s if until is None else min(pause_s, max(0.0, until - loop.time())))
-            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+            if told is not None and told["status"] != RUNNING:
+                return _outcome(told)
+
+    async def _look(self, left_s: float | None) -> Any:
+        """What the partition says within the time, or None."""
+        wait_ms = MAX_WAIT_MS if left_s is None else max(1, min(MAX_WAIT_MS, int(left_s * 1_000)))
+        try:
+            return await asyncio.wait_for(self._wait(self.execution_id, wait_ms), left_s)
+        except asyncio.TimeoutError:
+            return None
+        except (CallOutcomeUnknown, CallExpired, Overloaded, DataMissing):  # nothing was changed: ask again
+            await asyncio.sleep(_PAUSE_S if left_s is None else max(0.0, min(_PAUSE_S, left_s)))
+            return None
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.execution_id!r}>"
+
+
+def _outcome(told: dict[str, Any]) -> Any:
+    if told["outcome"] is None:
+        raise ExecutionBuried(
+            f"execution {told['execution_id']!r} of {told['method']} could not be run on, time and again: its dead "
+            "letter says why. Repair that, then redrive the letter or call `resume()`"
+        )
+    state, payload = told["outcome"]
+    if state == FAILED_STEP:
+        raise decode_error(payload)
+    return decode(payload)
 
 
 def _status(told: dict[str, Any]) -> ExecutionStatus:

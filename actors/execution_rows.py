@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from actors.object_timers import EXECUTION_TIMER, shown_name
 from actors.write_buffer import DirectoryRow
 from drivers.tables import EXECUTIONS, JOURNAL
-from timers.backoff import NAMED_TIMER_RETRY
+from timers.backoff import RetryPolicy
 from timers.registry import TimerKind
 from timers.schedule import TimerSpec
 
@@ -19,22 +19,30 @@ __all__ = [
     "CANCELED",
     "COMPLETED",
     "DONE",
+    "EARLY",
+    "EXECUTION_TALLY",
     "FAILED",
     "FAILED_STEP",
     "INTENT",
+    "NEXT_ARGUMENTS",
     "OUTCOME",
     "PENDING",
     "PRUNE_TIMER",
+    "RESUMABLE",
     "RETRY",
     "RUNNING",
+    "STARTED_WITH",
+    "STEP_BITS",
     "ExecutionRow",
     "JournalRow",
+    "buried",
     "execution_id_of",
     "execution_name",
     "execution_timer",
     "is_execution_timer",
     "retention_ms",
     "timer_name",
+    "told",
 ]
 
 # Status of an execution. Stored, so permanent.
@@ -43,8 +51,10 @@ COMPLETED: Final = "completed"
 FAILED: Final = "failed"
 ABORTED: Final = "aborted"
 CANCELED: Final = "canceled"
-#: Shown as failed: its segments used up their tries, and it goes on when its dead letter is redriven.
+#: Its segments used up their tries; it goes on when it is resumed, or its dead letter redriven.
 BURIED: Final = "buried"
+#: Their journal is whole, so they can go on once what stopped them is repaired.
+RESUMABLE: Final = (ABORTED, BURIED)
 
 # State of a journal row. Stored, so permanent.
 #: A sleep or a promise that has not ended.
@@ -54,12 +64,26 @@ INTENT: Final = "intent"
 #: A step failed and is run again at `due_ms`.
 RETRY: Final = "retry"
 DONE: Final = "done"
+#: A promise was resolved by its token before the function has come to it again: the process died in between.
+EARLY: Final = "early"
 #: A step failed for good, or a promise timed out.
 FAILED_STEP: Final = "failed"
 
-#: Journal rows beside those of the steps, which count from 0: the arguments, and the result or the error.
+#: Journal rows beside those of the steps, which count from 0: the arguments, and the result or the error; the arguments
+#: that the function starts over with, and, once it did, those that it was started with.
 ARGUMENTS: Final = -1
 OUTCOME: Final = -2
+NEXT_ARGUMENTS: Final = -3
+STARTED_WITH: Final = -4
+
+#: The lower bits of a step's number count the steps of its branch, the upper ones name the branch; 0: the function's.
+STEP_BITS: Final = 20
+
+#: Counts the executions of an object.
+EXECUTION_TALLY: Final = "executions"
+#: What keeps segments from running (code that is not there, an `on_start` that fails) is mostly repaired by people: two
+#: hours and a quarter, rather than the two minutes that timers get.
+EXECUTION_RETRY: Final = RetryPolicy(max_attempts=20)
 
 #: Wakes the object to forget executions whose time of retention is over.
 PRUNE_TIMER: Final = "\0executions"
@@ -87,7 +111,7 @@ def execution_name(type_name: str, key: str, execution_id: str) -> bytes:
 
 def execution_timer(name: str, due_ms: int, generation: int, method: str = "") -> DirectoryRow:
     """A timer of kind durable sleep, due at `due_ms`."""
-    spec = TimerSpec(mode="at", start_ms=max(due_ms, 1), method=method, retry=NAMED_TIMER_RETRY)
+    spec = TimerSpec(mode="at", start_ms=max(due_ms, 1), method=method, retry=EXECUTION_RETRY)
     return DirectoryRow(0, name, int(TimerKind.DURABLE_SLEEP), due_ms, generation, due_ms, 0, 0, 0, spec.to_bytes())
 
 
@@ -116,7 +140,8 @@ class ExecutionRow:
 
     @property
     def has_ended(self) -> bool:
-        return self.status != RUNNING
+        """Whether it has an outcome. A buried one has none yet."""
+        return self.status not in (RUNNING, BURIED)
 
     def key(self) -> tuple[int, str]:
         return (self.oid, self.execution_id)
@@ -175,3 +200,23 @@ class JournalRow:
     @classmethod
     def from_columns(cls, key: tuple[Any, ...], values: tuple[Any, ...]) -> JournalRow:
         return cls(*key, *values)
+
+
+def buried(row: ExecutionRow) -> ExecutionRow | None:
+    """The execution as it is shown when its timer has become a dead letter; None for one that has ended."""
+    return None if row.has_ended else replace(row, status=BURIED, wake_ms=None, waits_for="to be resumed")
+
+
+def told(row: ExecutionRow, outcome: JournalRow | None) -> dict[str, Any]:
+    """What is told of an execution: plain facts, with its outcome once it has ended."""
+    return {
+        "execution_id": row.execution_id,
+        "method": row.method,
+        "status": row.status,
+        "began_ms": row.began_ms,
+        "ended_ms": row.ended_ms,
+        "steps": row.steps,
+        "wake_ms": row.wake_ms,
+        "waits_for": row.waits_for,
+        "outcome": None if outcome is None else (outcome.state, outcome.payload),
+    }

@@ -95,6 +95,7 @@ def reset(host: ObjectHost, error: BaseException) -> None:
     host.partition.resets += 1
     log_event(logging.WARNING, "object_reset", f"{host.id}: {error}", object=str(host.id))
     host.instance = None
+    host.runs.clear()
     host.buffer = WriteBuffer()
     if host.activation is not None:
         activation.lost(host, error)

@@ -26,6 +26,9 @@ __all__ = ["ClassInfoPort", "Method", "Namespace", "ObjectEntry", "RuntimePort",
 T = TypeVar("T")
 _Entries: TypeAlias = "list[ObjectEntry]"  # in Namespace, `list` is its method
 
+#: Results of executions that one process waits for in partitions at a time; beyond that it asks now and then.
+MAX_HELD_WAITS = 512
+CROWDED_PAUSE_S = 1.0
 #: Keys that `list` gives unless told otherwise: a screenful for people, one frame for partitions.
 DEFAULT_LIST_LIMIT = 1_000
 
@@ -124,16 +127,34 @@ class Method:
         """Start a durable function. With an `execution_id` that was used before, and the same arguments, nothing new is
         started: the handle is that of the execution there is. Without one it gets a random id.
 
-        Raises `ExecutionExists`, `TooManyExecutions`, `NoSuchMethod`, and what a call raises.
+        Raises `ExecutionExists`, `TooManyExecutions`, `InvalidArguments`, `NoSuchMethod`, and what a call raises.
         """
-        return await ExecutionHandle.start(self._ask, self._name, execution_id, args, kwargs)
+        if execution_id is None:
+            turn = CURRENT.get()  # one that is run again must start the same execution
+            execution_id = uuid.uuid4().hex if turn is None else turn.unique_id("execution")
+        return await ExecutionHandle.start(self._ask, self._wait, self._name, execution_id, args, kwargs)
 
     def execution(self, execution_id: str) -> ExecutionHandle:
         """An execution that was started before, by its id. Asks nobody."""
-        return ExecutionHandle(self._ask, execution_id)
+        return ExecutionHandle(self._ask, self._wait, execution_id)
 
     def _ask(self, name: str, *args: Any) -> Awaitable[Any]:
         return Method(self._target, name)(*args)
+
+    async def _wait(self, execution_id: str, wait_ms: int) -> Any:
+        target, turn = self._target, CURRENT.get()
+        if turn is not None:
+            turn.check_may_wait(target.ref.type_name, target.key)
+        client = target.runtime().client()
+        request = [target.ref.type_name, target.key, execution_id, wait_ms]
+        if client.waits_held >= MAX_HELD_WAITS:  # they would be in the way of calls
+            await client.sleep(CROWDED_PAUSE_S)
+            request[-1] = 0
+        client.waits_held += 1
+        try:
+            return await client.admin_object(target.ref, target.key, "await_execution", request)
+        finally:
+            client.waits_held -= 1
 
     def address(self) -> tuple[ClassRef, str, str]:
         """Class, key and method name of what is called."""

@@ -18,6 +18,7 @@ from actors.critical_section import CriticalSection
 from actors.current import CURRENT
 from actors.durable_object import ClassInfo, DurableObject, misfit
 from actors.errors import CallExpired, InvalidOption, TransactionClosed, TurnOver
+from actors.kept_runs import KeptRuns
 from actors.logs import log_event
 from actors.object_rows import ObjectRows
 from actors.object_state import ObjectState
@@ -58,6 +59,7 @@ class ObjectHost:
         self.storage = Storage(self)
         self.timers = ObjectTimers(self)
         self.rows = ObjectRows(self)
+        self.runs = KeptRuns()
         self.queue: deque[Work] = deque()
         self.current: Turn | None = None
         self.instance: DurableObject | None = None
@@ -421,6 +423,7 @@ class ObjectHost:
     def discard_instance(self) -> None:
         """Memory and storage never disagree: the next turn gets a fresh instance. Shared turns start over on it."""
         self.instance = None
+        self.runs.clear()
         for turn in [turn for turn in reversed(self.side_turns) if turn.read_only]:  # each goes before the last
             interruption.supersede(self, turn)
             assert turn.work is not None
@@ -484,6 +487,7 @@ class ObjectHost:
                 interruption.supersede(self, turn)
         self.activation = None
         self.queue.clear()
+        self.runs.clear()
         self.forget()
         if self.rerun is not None:
             self.rerun.cancel()
@@ -491,6 +495,7 @@ class ObjectHost:
     def stop_instance(self) -> None:
         """Run `on_stop`, best effort: its errors are logged, and it can use nothing durable any more."""
         instance, self.instance = self.instance, None
+        self.runs.clear()
         hook = None if instance is None else getattr(instance, "on_stop", None)
         if hook is None:
             return

@@ -11,7 +11,7 @@ from actors.outbox import number_messages
 from actors.write_buffer import DirectoryRow, Layer, Place, WriteBuffer
 from drivers.sqlite_store import prefix_end
 from drivers.store import Counters, Store
-from drivers.tables import CLEAR, DELAYED, DIRECTORY, KV, OBJECTS, OUTBOX, TABLES, TIMERS, Key, Op, Values
+from drivers.tables import CLEAR, DELAYED, DIRECTORY, EXECUTIONS, KV, OBJECTS, OUTBOX, TABLES, TIMERS, Key, Op, Values
 from drivers.write_set import FieldEquals, InboxEntry, Lineage, WriteSet
 from timers.message_rows import OutboxRow
 
@@ -44,6 +44,10 @@ class StatePort(Protocol):
     def submit(self, write_set: WriteSet) -> None: ...
 
     def timer_armed(self, due_ms: int) -> None: ...
+
+    def executions_changed(self, object_id: ObjectId) -> None:
+        """Executions of durable functions have changed, durably."""
+        ...
 
     def messages_left(self, rows: Sequence[OutboxRow]) -> None:
         """These messages are durable and may leave."""
@@ -359,6 +363,8 @@ class ObjectState:
                 del self._row_overlay[place]
         if self._clearing is write_set:
             self._clearing = None
+        if any(table == EXECUTIONS for table, _key in places):
+            self._port.executions_changed(self._id)
         if earliest_ms is not None:
             self._port.timer_armed(earliest_ms)
 

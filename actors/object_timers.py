@@ -204,7 +204,7 @@ class ObjectTimers:
         most = self._host.partition.settings.max_timers_per_object
         # counting looks at every timer, so it is left aside while there can't be too many
         could_be = len(self._host.directory()) + sum(len(layer.timers) for layer in turn.buffer.layers)
-        if could_be >= most and self.row(turn, name) is None and sum(1 for _ in self.rows(turn)) >= most:
+        if could_be >= most and self.row(turn, name) is None and self._own(turn) >= most:
             raise TooManyTimers(f"{self._host.id} has {most:,} timers already: cancel some, or use more objects")
         generation = self._host.partition.counters.take_generation()
         row = DirectoryRow(
@@ -222,6 +222,10 @@ class ObjectTimers:
         turn.buffer.put_timer(name, row)
         turn.wrote()
         return row
+
+    def _own(self, turn: Turn) -> int:
+        """How many there are, without those of executions, which have a limit of their own."""
+        return sum(row.kind != TimerKind.DURABLE_SLEEP for row in self.rows(turn))
 
     def _payload(self, payload: Any) -> bytes:
         data = encode(payload)

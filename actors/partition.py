@@ -32,6 +32,7 @@ from actors.errors import (
     PartitionStopped,
     WrongThread,
 )
+from actors.execution_waits import ExecutionWaits
 from actors.holder_backlogs import holder_backlog
 from actors.inbox import Inbox
 from actors.inbox_sweep import InboxSweep
@@ -155,6 +156,7 @@ class Partition:
         self.careful = Careful(self, not self.store.was_clean, recovery.crashes, recovery.let_go)
         self.departures = Departures(self)
         self.arrivals = Arrivals(self)
+        self.execution_waits = ExecutionWaits(self)
         self._admin = Admin(self)
         self._sweep = InboxSweep(self)
         self.inbox.on_entries = self._sweep.nudge
@@ -437,6 +439,7 @@ class Partition:
         place = (object_id.type_name, object_id.key)
         self.deletions[place] = write_set
         write_set.waiters.append(lambda error: self._deletion_ended(place, write_set))
+        write_set.waiters.append(lambda error: self.executions_changed(object_id))
 
     def _deletion_ended(self, place: tuple[str, str], write_set: WriteSet) -> None:
         if self.deletions.get(place) is write_set:  # and not a later one
@@ -459,6 +462,10 @@ class Partition:
         outcome = outcome_of(self.loop, write_set)
         self.submit(write_set)
         return outcome
+
+    def executions_changed(self, object_id: ObjectId) -> None:
+        """Executions of the object have changed, durably."""
+        self.execution_waits.changed(object_id)
 
     def drop_pointer(self, key: Key) -> None:
         """Remove a timer row that points to an object that no longer exists."""

@@ -13,8 +13,10 @@ from typing import Final
 import msgpack
 
 from actors.errors import InvalidPromiseToken
+from actors.execution_rows import STEP_BITS
+from timers.durable_sleep import promise_id
 
-__all__ = ["SECRET_BYTES", "PromiseAddress", "is_secret", "promise_secret"]
+__all__ = ["SECRET_BYTES", "PromiseAddress", "id_of_promise", "is_secret", "promise_secret"]
 
 SECRET_BYTES: Final = 32
 #: Begins every token, with the version of its form.
@@ -23,15 +25,22 @@ _PREFIX: Final = "msp1"
 _MAX_TOKEN_CHARACTERS: Final = 4_096
 
 
-def promise_secret(seed: bytes, promise_id: uuid.UUID) -> bytes:
+def id_of_promise(execution: bytes, step: int) -> uuid.UUID:
+    """The promise that is this step of the execution. The upper bits of a step name its branch."""
+    branch, own = divmod(step, 1 << STEP_BITS)
+    name = execution if branch == 0 else b"%b\0%d" % (execution, branch)
+    return promise_id(name, own)
+
+
+def promise_secret(seed: bytes, promise: uuid.UUID) -> bytes:
     """The secret of one promise. It follows from the execution's random seed, so that a step that is run again after a
     crash sends the same token; one promise's secret says nothing about another's."""
-    return hashlib.blake2b(promise_id.bytes, key=seed, digest_size=SECRET_BYTES, person=b"ms-promise").digest()
+    return hashlib.blake2b(promise.bytes, key=seed, digest_size=SECRET_BYTES, person=b"ms-promise").digest()
 
 
-def is_secret(given: object, seed: bytes, promise_id: uuid.UUID) -> bool:
+def is_secret(given: object, seed: bytes, promise: uuid.UUID) -> bool:
     """Whether this is the promise's secret; takes the same time for every wrong one."""
-    return isinstance(given, bytes) and hmac.compare_digest(given, promise_secret(seed, promise_id))
+    return isinstance(given, bytes) and hmac.compare_digest(given, promise_secret(seed, promise))
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class PromiseAddress:
                 raise ValueError("unknown form")
             type_name, key, execution_id, step = msgpack.unpackb(_bytes(address))
             texts = all(isinstance(each, str) for each in (type_name, key, execution_id))
-            if not texts or not isinstance(step, int) or not 0 <= step < 2**32:
+            if not texts or not isinstance(step, int) or not 0 <= step < 2**63:
                 raise ValueError("not an address")
             return cls(type_name, key, execution_id, step), _bytes(secret)
         except (ValueError, TypeError, binascii.Error, msgpack.UnpackException) as error:

@@ -9,13 +9,15 @@ import msgpack
 
 from actors.claims import TIMER_CLAIM, Claim, claim_op
 from actors.errors import PoisonCall
+from actors.execution_rows import ExecutionRow, buried, execution_id_of
 from actors.messages import REFUSED
 from actors.timer_work import dead_letter_op
 from actors.wire_errors import encode_error
 from actors.write_buffer import DirectoryRow
 from drivers.store import Store
-from drivers.tables import CLAIMS, DIRECTORY, INBOX, INTENTS, Op
+from drivers.tables import CLAIMS, DIRECTORY, EXECUTIONS, INBOX, INTENTS, Op
 from drivers.write_set import InboxEntry
+from timers.registry import TimerKind
 from timers.schedule import TimerSpec, advance
 
 __all__ = ["Intent", "Recovery", "read_intents", "recover"]
@@ -128,6 +130,8 @@ class _Recovery:
         number = self._store.counters.take_id()
         self.ops.append(dead_letter_op(number, claim.class_name, claim.key, row, text, self._now_ms, row.attempt))
         self._drop_intent(claim)
+        if row.kind == TimerKind.DURABLE_SLEEP:
+            self._bury_execution(row)
         self.poisoned.append(f"{claim.class_name}/{claim.key} timer {claim.name!r}")
         spec = TimerSpec.from_bytes(row.spec)
         following = advance(spec, row.first_due_ms, max(self._now_ms, row.first_due_ms), self._misfire_limit)
@@ -138,6 +142,13 @@ class _Recovery:
         due_ms = spec.wake_ms(following.next_due_ms, seed)
         moved = replace(row, due_ms=due_ms, first_due_ms=following.next_due_ms, attempt=0, crashes=0, missed=0)
         self.ops.extend(moved.put_ops(row))
+
+    def _bury_execution(self, timer: DirectoryRow) -> None:
+        key = (timer.oid, execution_id_of(timer.name))
+        values = self._store.get(EXECUTIONS, key)
+        row = None if values is None else buried(ExecutionRow.from_columns(key, values))
+        if row is not None:
+            self.ops.append((EXECUTIONS, key, row.values()))
 
     def _poison_call(self, claim: Claim, crashes: int) -> None:
         error = PoisonCall(

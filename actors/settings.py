@@ -97,9 +97,12 @@ class Settings(BaseModel):
     message_page: int = Field(32, ge=1, description="Messages of one pair of objects under way at a time.")
 
     # --- durable functions
-    max_journal_steps: int = Field(10_000, ge=1, description="Steps, sleeps and promises of one execution.")
+    max_journal_steps: int = Field(
+        10_000, ge=1, le=1_000_000, description="Steps, sleeps and promises of one execution."
+    )
+    max_journal_bytes: int = Field(64 * MIB, ge=1, description="Encoded bytes of all results of one execution.")
     max_journal_payload_bytes: int = Field(MIB, ge=1, description="Encoded bytes of a step's or promise's result.")
-    max_executions_per_object: int = Field(1_000, ge=1, description="Executions an object keeps, ended ones too.")
+    max_executions_per_object: int = Field(10_000, ge=1, description="Executions an object keeps, ended ones too.")
     execution_retention_ms: int = Field(
         7 * DAY_MS, ge=1, description="How long completed and canceled executions keep their result."
     )

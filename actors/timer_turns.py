@@ -9,7 +9,7 @@ from actors import interruption
 from actors.codec import encode
 from actors.durable_object import HOOKS
 from actors.early_commit import flush
-from actors.executions import bury_execution, segment_handler
+from actors.executions import after_failure, bury_execution, segment_handler
 from actors.object_timers import EXHAUSTED_TIMER
 from actors.timer_work import TimerWork, dead_letter_op
 from actors.toolkit.publication_hook import HOOK, announcing, pass_over
@@ -101,7 +101,10 @@ def failed(host: ObjectHost, work: TimerWork, turn: Turn | None, error: BaseExce
     guards = work.guards()
     buffer = WriteBuffer()
     host.log_failure("timer_failed", error, timer=work.row.name, attempt=work.row.attempt)
-    if host.interleaved and is_replaced(host, work):
+    own = after_failure(host, turn, work, error)
+    if own is not None:
+        buffer = own
+    elif host.interleaved and is_replaced(host, work):
         guards = []  # nothing is rolled back here, so what was set or cancelled meanwhile stands
     elif retry_row is None:
         bury(host, work, error, buffer, extra)

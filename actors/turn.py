@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from actors import early_commit, pickled
 from actors.address import ClassRef, slot_of
 from actors.codec import decode
+from actors.current import IN_STEP
 from actors.errors import (
     MainspringError,
     Overloaded,
@@ -31,6 +32,7 @@ from actors.write_buffer import DirectoryRow, WriteBuffer
 from timers.outcomes import tagged_id
 
 if TYPE_CHECKING:
+    from actors.execution_run import ExecutionRun
     from actors.object_host import ObjectHost
     from actors.work import Work
 
@@ -67,15 +69,16 @@ class Turn:
         "called",
         "calls",
         "doomed",
+        "execution",
         "firing",
         "host",
         "is_activation",
         "lineage",
         "now_ms",
-        "outside_step",
         "outstanding",
         "read_only",
         "recorded",
+        "step",
         "task",
         "timeout_handle",
         "turn_id",
@@ -93,8 +96,9 @@ class Turn:
         self.attempt = attempt
         self.lineage = host.lineage
         self.read_only = False
-        #: the code of a durable function runs, and none of its steps: what it writes now, a replay would write again
-        self.outside_step = False
+        #: the run of a durable function that this turn is a segment of, and its step that runs now
+        self.execution: ExecutionRun | None = None
+        self.step: object | None = None
         self.is_activation = work is None
         self.task: asyncio.Future[Any] | None = None
         self.timeout_handle: Any = None
@@ -127,6 +131,13 @@ class Turn:
     @property
     def superseded(self) -> bool:
         return self._state is _State.SUPERSEDED
+
+    @property
+    def outside_step(self) -> bool:
+        """Whether the code of a durable function runs, and none of its steps: a replay would do again what it does."""
+        if self.execution is None:
+            return False
+        return self.step is None or IN_STEP.get() is not self.step
 
     def end(self) -> None:
         if self._state is _State.RUNNING:
@@ -207,6 +218,19 @@ class Turn:
             own = (*own, partition.config.partition, partition.epoch, partition.counters.take_generation())
         # a call named by a key may come again after its outcome was forgotten, as another turn with the same id
         return tagged_id(what, self.turn_id, self.host.id.type_name, self.host.id.key, repr(own))
+
+    def check_may_wait(self, type_name: str, key: str) -> None:
+        """Raises `ReentrantCall` for executions of objects that wait for this turn, and `WriteOutsideStep`."""
+        self.check()
+        if self.outside_step:
+            self.check_writable()  # waited for in a step, whose result is in the journal
+        own, chain = (self.host.id.type_name, self.host.id.key), () if self.work is None else self.work.chain
+        if (type_name, key) == own or (type_name, key) in chain:
+            raise ReentrantCall(
+                f"{self.host.id}: this turn would wait for an execution of its own object, or of one that waits for "
+                f"this turn ({type_name}/{key}), which can't go on meanwhile. Wait outside of turns, or let "
+                "the execution send a message when it ends."
+            )
 
     # --- calling other objects ------------------------------------------------------------------
 

@@ -1,52 +1,32 @@
 """Durable functions as applications write them: `@durable`, and the context that their steps go through.
 
-An execution runs in *segments*, each a turn of its object: the function runs from its beginning, what is in the journal
-is returned without running, and the first new step runs. Its result and its state writes are that turn's one commit,
-which also wakes the next segment. So a step's effects on state happen exactly once, an execution that waits holds no
-turn and no memory, and a crash costs the step that was running, which runs again.
+An execution runs in *segments*, each a turn of its object (`execution_run`): a step's result and its state writes are
+one commit, which also wakes the next segment. So a step's effects on state happen exactly once, an execution that waits
+holds no turn, and a crash costs the step that was running, which runs again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from actors.codec import decode, encode
-from actors.errors import (
-    AmbiguousEffect,
-    ExecutionDiverged,
-    InvalidOption,
-    PromiseTimeout,
-    ValueTooLarge,
-)
-from actors.execution_rows import (
-    DONE,
-    FAILED_STEP,
-    INTENT,
-    PENDING,
-    RETRY,
-    ExecutionRow,
-    JournalRow,
-    execution_name,
-)
-from actors.promise_token import PromiseAddress, promise_secret
-from actors.wire_errors import decode_error, encode_error
+from actors.codec import encode
+from actors.containment import failure_of
+from actors.current import IN_STEP
+from actors.errors import AmbiguousEffect, InvalidOption, PromiseTimeout, TransactionClosed, ValueTooLarge
+from actors.execution_rows import DONE, EARLY, FAILED_STEP, INTENT, PENDING, RETRY, JournalRow, execution_name
+from actors.execution_run import ENDED_STEP, ExecutionRun, Parked, RunningStep
+from actors.promise_token import PromiseAddress, id_of_promise, promise_secret
+from actors.wire_errors import encode_error
 from timers.backoff import RetryPolicy
-from timers.batch import Batch, Put
-from timers.durable_sleep import StepCounter, promise_id
 from timers.schedule import parse_duration_ms, parse_when_ms
 
-if TYPE_CHECKING:
-    from actors.object_host import ObjectHost
-    from actors.turn import Turn
-
-__all__ = ["DurableContext", "Parked", "Promise", "durable", "is_durable"]
+__all__ = ["DurableContext", "Promise", "ambiguous_error", "durable", "failed_step", "is_durable"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Effect = Literal["at_least_once", "guarded"]
@@ -74,60 +54,73 @@ def is_durable(function: Any) -> bool:
     return bool(getattr(function, _MARK, False))
 
 
-class Parked(BaseException):
-    """Unwinds a durable function whose segment is over. Not an `Exception`: the function's code must let it pass."""
+def ambiguous_error(run: ExecutionRun, name: str) -> AmbiguousEffect:
+    """The process ended, or the turn, in a guarded step: nobody knows whether its effect happened."""
+    return AmbiguousEffect(
+        f"{run.host.id}: the process or the turn ended in step {name!r} of execution {run.row.execution_id!r}; whether "
+        "its effect happened is not known"
+    )
+
+
+def failed_step(run: ExecutionRun, step: RunningStep, error: BaseException, now_ms: int) -> dict[str, Any]:
+    """What becomes of the row of a step that has failed once more: the next try, or its end."""
+    attempt = step.row.attempt + 1
+    payload = encode_error(error)
+    if step.policy.is_exhausted(attempt):
+        return {"state": FAILED_STEP, "attempt": attempt, "payload": payload, "at_ms": now_ms}
+    seed = execution_name(run.row.execution_id, step.row.name, str(step.row.step))
+    due_ms = now_ms + step.policy.delay_ms(attempt, seed)
+    return {"state": RETRY, "attempt": attempt, "due_ms": due_ms, "payload": payload, "at_ms": now_ms}
 
 
 class DurableContext:
     """What a durable function does things with.
 
     Steps, sleeps and promises are numbered in the order in which the function makes them, which must be the same at
-    each replay. Of several that are awaited together, one runs after the other.
+    each replay; tasks that it starts (`asyncio.gather`) number their own. Of several steps that are awaited together,
+    one runs after the other; sleeps and promises wait beside each other.
     """
 
-    def __init__(self, host: ObjectHost, turn: Turn, row: ExecutionRow, journal: dict[int, JournalRow]) -> None:
-        self._host = host
-        self._turn = turn
-        self._row = row
-        self._journal = journal
-        self._steps = StepCounter(host.partition.settings.max_journal_steps)
-        self._one_at_a_time = asyncio.Lock()
-        self._random = random.Random(row.seed)
-        self._now_ms = row.began_ms
-        #: why the segment is over: what the execution waits for, and when to look again (None: only when it is told)
-        self.waits_for: str | None = None
-        self.wake_ms: int | None = None
+    def __init__(self, run: ExecutionRun) -> None:
+        self._run = run
 
     # --- what a function may know -------------------------------------------------------------------
 
     @property
     def execution_id(self) -> str:
         """The id of this execution."""
-        return self._row.execution_id
+        return self._run.row.execution_id
 
     @property
     def steps(self) -> int:
-        """Steps, sleeps and promises so far."""
-        return self._steps.taken
+        """Steps, sleeps and promises since the function began, or started over."""
+        return self._run.steps.taken
+
+    @property
+    def steps_left(self) -> int:
+        """How many more there may be (`max_journal_steps`), unless it starts over."""
+        return self._run.host.partition.settings.max_journal_steps - self._run.steps.taken
 
     @property
     def now_ms(self) -> int:
-        """When the last step, sleep or promise ended, or else the execution began, in epoch ms. Replays agree."""
-        return self._now_ms
+        """When the last step, sleep or promise that was awaited here ended, or else the execution began, in epoch ms.
+        Replays agree."""
+        return self._run.now_ms()
 
     @property
     def now(self) -> datetime:
         """`now_ms` as an aware datetime in UTC."""
-        return datetime.fromtimestamp(self._now_ms / 1_000, tz=timezone.utc)
+        return datetime.fromtimestamp(self.now_ms / 1_000, tz=timezone.utc)
 
     @property
     def random(self) -> random.Random:
-        """Random numbers of this execution: the same at each replay."""
-        return self._random
+        """Random numbers of this execution: the same at each replay. Ask for it anew in each task and in steps."""
+        step = self._run.step_here()
+        return self._run.here().random if step is None else step.random
 
     def uuid(self) -> uuid.UUID:
         """A new id, the same at each replay."""
-        return uuid.UUID(int=self._random.getrandbits(128), version=4)
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
 
     # --- steps --------------------------------------------------------------------------------------
 
@@ -149,7 +142,8 @@ class DurableContext:
         record before that the step begins, and `ambiguous` says what to do if the process died in it: "fail" (raise
         `AmbiguousEffect`), "rerun", or "skip" (take it as done; the result is None).
 
-        Raises `InvalidOption`, `UnstorableValue`, `TooManySteps`, `ExecutionDiverged`.
+        Raises `InvalidOption`, `UnstorableValue`, `TooManySteps`, `NestedStep`, and what the step raises: `JournalFull`
+        and `TurnTimeout` among others.
         """
         if effect not in ("at_least_once", "guarded") or (effect == "guarded") is not (ambiguous is not None):
             raise InvalidOption(
@@ -158,197 +152,171 @@ class DurableContext:
             )
         if ambiguous not in (None, "fail", "rerun", "skip"):
             raise InvalidOption(f"step {name!r}: ambiguous = {ambiguous!r}: must be 'fail', 'rerun' or 'skip'")
-        mine = self._row_of("step", name, encode([list(args), kwargs]))
+        mine = self._run.next_step("step", name, encode([list(args), kwargs]))
+        self._run.unawaited[mine.step] = name
         policy = _ONE_RUN if retry is None else retry
         return self._step(mine, policy, ambiguous, lambda: function(*args, **kwargs))
 
     async def _step(
         self, mine: JournalRow, policy: RetryPolicy, ambiguous: Ambiguous | None, call: Callable[[], Any]
     ) -> Any:
-        async with self._one_at_a_time:
-            known = self._known(mine)
-            if known is not None and known.state in (DONE, FAILED_STEP):
-                return self._outcome(known)
+        run = self._run
+        run.unawaited.pop(mine.step, None)
+        what = f"step {mine.name!r}"
+        while True:
+            run.here()
+            known = run.known(mine)
+            if known is not None and known.state in ENDED_STEP:
+                return run.outcome(known)
             row = mine if known is None else known
-            if row.state == RETRY and row.due_ms is not None and row.due_ms > self._wall_ms():
-                self._park(f"step {mine.name!r}, which is tried again", row.due_ms)
-            if row.state == INTENT and ambiguous != "rerun":
-                self._settle_ambiguous(row, ambiguous)
-            elif ambiguous is not None:
-                await self._declare(row)
-            await self._run(row, policy, call)
-            self._park(f"step {mine.name!r}", self._wall_ms())
+            if row.state == RETRY and row.due_ms is not None and row.due_ms > run.wall_ms:
+                await run.wait(f"{what}, which is tried again", row.due_ms)
+                continue
+            async with run.lock:
+                if not run.is_over:  # else another branch has run one
+                    if row.state == INTENT and ambiguous != "rerun":
+                        self._settle_ambiguous(row, ambiguous)
+                    else:
+                        if ambiguous is not None:
+                            await self._declare(row)
+                        await self._run_step(row, policy, ambiguous, call)
+                    run.finish()
+            await run.wait(what, run.wall_ms)
 
-    def _settle_ambiguous(self, row: JournalRow, ambiguous: Ambiguous | None) -> NoReturn:
-        """The process died in a guarded step: nobody knows whether its effect happened."""
+    def _settle_ambiguous(self, row: JournalRow, ambiguous: Ambiguous | None) -> None:
         if ambiguous == "skip":
-            self._put(row, state=DONE, payload=encode(None))
+            self._run.put(row, state=DONE, payload=encode(None))
         else:
-            error = AmbiguousEffect(
-                f"{self._host.id}: the process ended in step {row.name!r} of execution {self.execution_id!r}; whether "
-                "its effect happened is not known"
-            )
-            self._put(row, state=FAILED_STEP, payload=encode_error(error))
-        self._park(f"step {row.name!r}", self._wall_ms())
+            self._run.put(row, state=FAILED_STEP, payload=encode_error(ambiguous_error(self._run, row.name)))
 
     async def _declare(self, row: JournalRow) -> None:
         """Make durable that the step begins, together with this turn's intent."""
-        self._put(row, state=INTENT)
-        await self._host.storage.sync()
+        self._run.put(row, state=INTENT)
+        await self._run.host.storage.sync()
 
-    async def _run(self, row: JournalRow, policy: RetryPolicy, call: Callable[[], Any]) -> None:
-        buffer = self._turn.buffer
+    async def _run_step(
+        self, row: JournalRow, policy: RetryPolicy, ambiguous: Ambiguous | None, call: Callable[[], Any]
+    ) -> None:
+        run, turn = self._run, self._run.turn
+        buffer, clock = turn.buffer, run.host.partition.clock
         layer = buffer.begin()
-        self._turn.outside_step = False
+        draws = random.Random(run.row.seed + b"step %d" % row.step)
+        step = RunningStep(row, policy, ambiguous, run.here(), draws, asyncio.current_task())
+        turn.step = run.segment.ran = step
+        mark = IN_STEP.set(step)
         try:
             result = call()
             if inspect.isawaitable(result):
                 result = await result
             payload = self._encoded(row.name, result)
-        except Exception as error:
-            self._turn.check()
+            if buffer.top is not layer:
+                raise TransactionClosed(f"{run.host.id}: step {row.name!r} returned with a transaction open")
+        except (Exception, asyncio.CancelledError, SystemExit) as error:
+            turn.check()
             buffer.roll_back_to(layer)
-            self._failed(row, policy, error)
+            if not isinstance(error, run.host.info.cls.harmless_errors):
+                run.host.discard_instance()  # rebuilt for the next turn, as after any turn that raised
+            # what it called may have answered late: the next run is at its own time, after the failure
+            run.put(row, **failed_step(run, step, failure_of(error), clock.wall_ms()))
         else:
             buffer.commit_top()
-            self._put(row, state=DONE, payload=payload)
+            run.put(row, state=DONE, payload=payload, at_ms=clock.wall_ms())
         finally:
-            self._turn.outside_step = True
-
-    def _failed(self, row: JournalRow, policy: RetryPolicy, error: Exception) -> None:
-        """What the step wrote is undone; the instance is rebuilt for the next turn, as after any turn that raised."""
-        if not isinstance(error, self._host.info.cls.harmless_errors):
-            self._host.discard_instance()
-        attempt = row.attempt + 1
-        if policy.is_exhausted(attempt):
-            self._put(row, state=FAILED_STEP, attempt=attempt, payload=encode_error(error))
-            return
-        delay_ms = policy.delay_ms(attempt, execution_name(self.execution_id, row.name, str(row.step)))
-        self._put(row, state=RETRY, attempt=attempt, due_ms=self._wall_ms() + delay_ms, payload=encode_error(error))
-        self._park(f"step {row.name!r}, which is tried again", self._wall_ms() + delay_ms)
+            IN_STEP.reset(mark)
+            turn.step = None
 
     def _encoded(self, name: str, value: Any) -> bytes:
         payload = encode(value)
-        most = self._host.partition.settings.max_journal_payload_bytes
+        most = self._run.host.partition.settings.max_journal_payload_bytes
         if len(payload) > most:
             raise ValueTooLarge(
-                f"{self._host.id}: the result of {name!r} takes {len(payload):,} bytes (`max_journal_payload_bytes` "
-                f"{most:,}): keep it in storage and return its key"
+                f"{self._run.host.id}: the result of {name!r} takes {len(payload):,} bytes "
+                f"(`max_journal_payload_bytes` {most:,}): keep it in storage and return its key"
             )
+        self._run.check_room(name, payload)
         return payload
 
     # --- sleeps and promises --------------------------------------------------------------------------
 
     def sleep(self, duration: Any) -> Coroutine[Any, Any, None]:
-        """Sleep for a timedelta or "30m", counted from when it is first reached. Await it."""
-        return self._sleep(lambda: self._wall_ms() + parse_duration_ms(duration))
+        """Sleep for a timedelta or "30m", counted from when this is first called. Await it."""
+        return self._sleep(lambda now_ms: now_ms + parse_duration_ms(duration))
 
     def sleep_until(self, when: Any) -> Coroutine[Any, Any, None]:
         """Sleep until an instant: epoch ms or an aware datetime. What was said the first time counts. Await it."""
-        return self._sleep(lambda: parse_when_ms(when, self._wall_ms()))
+        return self._sleep(lambda now_ms: parse_when_ms(when, now_ms))
 
-    def _sleep(self, due: Callable[[], int]) -> Coroutine[Any, Any, None]:
-        return self._sleep_until(self._row_of("sleep", "", b""), due)
+    def _sleep(self, due: Callable[[int], int]) -> Coroutine[Any, Any, None]:
+        run = self._run
+        run.here()
+        due_ms = due(run.host.partition.clock.wall_ms())
+        mine = run.next_step("sleep", "", b"")
+        if run.known(mine) is None:
+            run.put(mine, state=PENDING, due_ms=due_ms)
+        return self._sleeping(mine)
 
-    async def _sleep_until(self, mine: JournalRow, due: Callable[[], int]) -> None:
-        async with self._one_at_a_time:
-            known = self._known(mine)
-            if known is None:
-                known = self._put(mine, state=PENDING, due_ms=due())
-            if known.state == PENDING:
-                assert known.due_ms is not None
-                if known.due_ms > self._wall_ms():
-                    self._park("a sleep", known.due_ms)
-                known = self._put(known, state=DONE, payload=encode(None))
-            self._outcome(known)
+    async def _sleeping(self, mine: JournalRow) -> None:
+        run = self._run
+        while True:
+            run.here()
+            known = run.known(mine)
+            assert known is not None
+            if known.state != PENDING:
+                return run.outcome(known)  # type: ignore[no-any-return]
+            assert known.due_ms is not None
+            if known.due_ms > run.wall_ms:
+                await run.wait("a sleep", known.due_ms)
+            else:
+                run.put(known, state=DONE, payload=encode(None))
 
     def promise(self, name: str, timeout: Any = None) -> Promise:
         """Something that is resolved from outside: `await` it, and give its `token` to whoever shall resolve it (in a
         step). After `timeout` (a timedelta or "7d") it raises `PromiseTimeout`."""
-        mine = self._row_of("promise", name, b"")
-        known = self._known(mine)
-        if known is None:
-            due_ms = None if timeout is None else self._wall_ms() + parse_duration_ms(timeout)
-            self._put(mine, state=PENDING, due_ms=due_ms)
-        object_id = self._host.id
+        run = self._run
+        run.here()
+        due_ms = None
+        if timeout is not None:
+            due_ms = run.host.partition.clock.wall_ms() + parse_duration_ms(timeout)
+        mine = run.next_step("promise", name, b"")
+        known = run.read(mine.step)
+        if known is not None and known.kind == mine.kind and known.state == EARLY:
+            run.put(mine, state=DONE, payload=known.payload, at_ms=known.at_ms)
+        elif run.known(mine) is None:
+            run.put(mine, state=PENDING, due_ms=due_ms)
+        object_id = run.host.id
         name_of_all = execution_name(object_id.type_name, object_id.key, self.execution_id)
-        secret = promise_secret(self._row.seed, promise_id(name_of_all, mine.step))
+        secret = promise_secret(run.row.seed, id_of_promise(name_of_all, mine.step))
         address = PromiseAddress(object_id.type_name, object_id.key, self.execution_id, mine.step)
         return Promise(address.token(secret), lambda: self._promised(mine))
 
     async def _promised(self, mine: JournalRow) -> Any:
-        async with self._one_at_a_time:
-            known = self._known(mine)
+        run = self._run
+        while True:
+            run.here()
+            known = run.known(mine)
             assert known is not None
-            if known.state == PENDING:
-                if known.due_ms is None or known.due_ms > self._wall_ms():
-                    self._park(f"promise {mine.name!r}", known.due_ms)
-                error = PromiseTimeout(
-                    f"{self._host.id}: nobody resolved promise {mine.name!r} of execution {self.execution_id!r} in time"
-                )
-                known = self._put(known, state=FAILED_STEP, payload=encode_error(error))
-            return self._outcome(known)
-
-    # --- the journal ----------------------------------------------------------------------------------
-
-    def _wall_ms(self) -> int:
-        return self._turn.now_ms
-
-    def _row_of(self, kind: str, name: str, arguments: bytes) -> JournalRow:
-        """The next step's row, as it would be new."""
-        if not isinstance(name, str) or len(name) > 200:
-            raise InvalidOption(f"the name of a {kind} is a text of at most 200 characters, not {name!r}")
-        if self.waits_for is not None:
-            raise Parked
-        fingerprint = hashlib.blake2b(arguments, digest_size=8, person=kind.encode(), key=name.encode()[:64]).digest()
-        return JournalRow(self._row.oid, self.execution_id, self._steps.take(), kind, name, fingerprint)
-
-    def _known(self, mine: JournalRow) -> JournalRow | None:
-        """What the journal has of this step. Raises `ExecutionDiverged` when that is something else."""
-        if self.waits_for is not None:
-            raise Parked
-        known = self._journal.get(mine.step)
-        if known is None:
-            return None
-        if (known.kind, known.name, known.fingerprint) != (mine.kind, mine.name, mine.fingerprint):
-            raise ExecutionDiverged(
-                f"{self._host.id}: step {mine.step} of execution {self.execution_id!r} is {mine.kind} {mine.name!r} "
-                f"now and {known.kind} {known.name!r} in the journal, or its arguments differ. A durable function must "
-                "make the same steps at each replay: use ctx.now and ctx.random, and new executions for changed code."
+            if known.state != PENDING:
+                return run.outcome(known)
+            if known.due_ms is None or known.due_ms > run.wall_ms:
+                await run.wait(f"promise {mine.name!r}", known.due_ms)
+                continue
+            error = PromiseTimeout(
+                f"{run.host.id}: nobody resolved promise {mine.name!r} of execution {self.execution_id!r} in time"
             )
-        return known
+            run.put(known, state=FAILED_STEP, payload=encode_error(error))
 
-    def _outcome(self, row: JournalRow) -> Any:
-        self._now_ms = max(self._now_ms, row.at_ms)
-        if row.state == FAILED_STEP:
-            raise decode_error(row.payload)
-        return decode(row.payload)
+    # --- starting over --------------------------------------------------------------------------------
 
-    def _put(self, row: JournalRow, *, state: str, **changes: Any) -> JournalRow:
-        fields = {"attempt": row.attempt, "due_ms": row.due_ms, "payload": row.payload, **changes}
-        changed = JournalRow(
-            row.oid,
-            row.execution_id,
-            row.step,
-            row.kind,
-            row.name,
-            row.fingerprint,
-            state,
-            fields["attempt"],
-            fields["due_ms"],
-            self._wall_ms(),
-            fields["payload"],
-        )
-        outside, self._turn.outside_step = self._turn.outside_step, False
-        try:
-            self._host.rows.apply(Batch(writes=(Put(changed),)))
-        finally:
-            self._turn.outside_step = outside
-        self._journal[row.step] = changed
-        return changed
-
-    def _park(self, waits_for: str, wake_ms: int | None) -> NoReturn:
-        self.waits_for, self.wake_ms = waits_for, wake_ms
+    def start_over(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Begin the function anew with these arguments and an empty journal, as the same execution: for what goes on
+        for longer than a journal may. Sleeps and promises that are left end with it, and tokens are good no more.
+        """
+        run = self._run
+        run.here()
+        data = encode([list(args), kwargs])
+        self._run.check_room("start_over", data)
+        run.next_arguments = data
+        run.finish()
         raise Parked
 
 
