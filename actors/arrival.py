@@ -31,6 +31,8 @@ class Arrivals:
         #: move -> its last chunk that came, and the storing of it
         self._storing: dict[str, tuple[int, asyncio.Future[None]]] = {}
         self._ended = EndedMoves()
+        #: held while slots are emptied: a step that took too long and is asked for again waits for the first
+        self._emptying = asyncio.Lock()
 
     async def take_in(
         self, move_id: str, number: int, facts: tuple[Sequence[tuple[int, int]], int], data: bytes
@@ -40,8 +42,7 @@ class Arrivals:
         `facts`: the slots as inclusive ranges, and the source's counter of generations. Raises `MoveRefused` when the
         chunk is not the next one, as after a restart of this process: the source begins again then.
         """
-        if move_id in self._ended:
-            raise MoveRefused(f"move {move_id} has ended; its chunk {number} came after its time")
+        self._refuse_ended(move_id, number)
         last, storing = self._storing.get(move_id, (-1, None))
         if number != last or storing is None:
             if number not in (0, last + 1):
@@ -69,10 +70,15 @@ class Arrivals:
         """The move was aborted: nothing of it stays, and nothing of it is taken in from now on."""
         partition = self._partition
         await self._end(move_id)
-        slots = partition.slot_table.slots_in(INCOMING, move_id)
-        if slots:
-            await remove_slots(partition, slots)
-            await partition.commit(partition.slot_table.forget(slots))
+        async with self._emptying:
+            slots = partition.slot_table.slots_in(INCOMING, move_id)
+            if slots:
+                await remove_slots(partition, slots)
+                await partition.commit(partition.slot_table.forget(slots))
+
+    def _refuse_ended(self, move_id: str, number: int) -> None:
+        if move_id in self._ended:
+            raise MoveRefused(f"move {move_id} has ended; its chunk {number} came after its time")
 
     async def _end(self, move_id: str) -> None:
         """Take in nothing more of the move. Returns when nothing of it is being stored: its rows are only found, and
@@ -84,14 +90,17 @@ class Arrivals:
 
     async def _begin(self, move_id: str, slots: Sequence[int]) -> None:
         partition = self._partition
-        strange = [slot for slot in slots if partition.slot_table.state(slot) in (OWNED, FROZEN)]
-        if strange:
-            raise MoveRefused(
-                f"partition {partition.config.partition} has slots {as_ranges(strange)} itself; they can't come again"
-            )
-        await partition.commit(partition.slot_table.expect(slots, move_id))
-        if has_rows(partition.store, slots) or partition.inbox.entries_of(slots):
-            await remove_slots(partition, slots)
+        for earlier in partition.slot_table.moves_into(slots) - {move_id}:
+            await self._end(earlier)  # it was aborted, and this process has not been told
+        async with self._emptying:
+            self._refuse_ended(move_id, 0)
+            strange = [slot for slot in slots if partition.slot_table.state(slot) in (OWNED, FROZEN)]
+            if strange:
+                own = f"partition {partition.config.partition} has slots {as_ranges(strange)} itself"
+                raise MoveRefused(f"{own}; they can't come again")
+            await partition.commit(partition.slot_table.expect(slots, move_id))
+            if has_rows(partition.store, slots) or partition.inbox.entries_of(slots):
+                await remove_slots(partition, slots)
 
     async def _store(
         self, move_id: str, number: int, facts: tuple[Sequence[tuple[int, int]], int], data: bytes

@@ -41,6 +41,8 @@ class Departures:
         self._partition = partition
         self._sending: dict[str, asyncio.Future[int]] = {}
         self._ended = EndedMoves()
+        #: held while slots are emptied: a step that took too long and is asked for again waits for the first
+        self._emptying = asyncio.Lock()
 
     async def send(self, move_id: str, slots: Sequence[int], target: int, *, patience_ms: int, cut_short: bool) -> int:
         """Freeze the slots and send all that belongs to them; the bytes sent, once all of it is durable there.
@@ -93,10 +95,11 @@ class Departures:
         """The slots belong to the target, which runs them: delete what is left of them here."""
         self._ended.add(move_id)
         table = self._partition.slot_table
-        slots = table.slots_in(FROZEN, move_id)
-        if slots:
-            await remove_slots(self._partition, slots)
-            await self._partition.commit(table.forget(slots))
+        async with self._emptying:
+            slots = table.slots_in(FROZEN, move_id)
+            if slots:
+                await remove_slots(self._partition, slots)
+                await self._partition.commit(table.forget(slots))
 
     @property
     def _number(self) -> int:

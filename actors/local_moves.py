@@ -77,8 +77,10 @@ class LocalMoves:
         nothing more. `port` may put something between it and the partitions."""
         if self._mover is not None:
             self._mover.stop()
+        record = self._on_record()
+        self._read_map()
         self._mover = Mover(
-            self._on_record().moves,
+            record.moves,
             port(_LocalPort(self._find)),
             owners=lambda: self._owners,
             new_id=lambda: uuid.uuid4().hex,
@@ -118,6 +120,9 @@ class _LocalPort:
         if partition is None or partition.stopped:
             raise PartitionStopped(f"partition {number} is not running")
         return partition
+
+    async def check(self, partition: int) -> None:
+        self._partition(partition)
 
     async def send_slots(
         self, source: int, move_id: str, slots: Sequence[int], target: int, patience_ms: int, cut_short: bool

@@ -32,6 +32,8 @@ RETRY_S = 0.25
 MAX_RETRY_S = 5.0
 #: A copy that takes longer than this is called off and planned again.
 COPY_TIMEOUT_S = 120.0
+#: A target that does not answer by then is left alone for this round.
+CHECK_TIMEOUT_S = 5.0
 #: How long the next move waits for the two sides of this one: longer than a killed partition needs to be back.
 END_PATIENCE_S = 5.0
 
@@ -40,6 +42,10 @@ _NO_ANSWER = (ActorUnreachable, MainspringError, OSError, asyncio.TimeoutError)
 
 class MovePort(Protocol):
     """The partitions, as the mover sees them. Every method raises `ActorUnreachable` or the partition's own error."""
+
+    async def check(self, partition: int) -> None:
+        """Whether it serves."""
+        ...
 
     async def send_slots(
         self, source: int, move_id: str, slots: Sequence[int], target: int, patience_ms: int, cut_short: bool
@@ -96,6 +102,8 @@ class Mover:
         self._endings: dict[str, asyncio.Task[None]] = {}
         #: the sides that have not yet done what was decided: nothing new begins with them
         self._owing: dict[str, set[int]] = {}
+        #: targets that did not answer in this round, before any slot was frozen for them
+        self._silent: set[int] = set()
         #: the record may show moves that nobody is carrying out
         self._must_resume = True
         self._stopped = False
@@ -145,6 +153,7 @@ class Mover:
         while True:
             before = self.progress.moved
             try:
+                self._silent.clear()
                 if self._must_resume:
                     await self.resume()
                 planned = plan()
@@ -163,13 +172,13 @@ class Mover:
 
     def _possible(self, planned: Sequence[PlannedMove]) -> list[PlannedMove]:
         """What of a plan can be begun now."""
-        owing = set().union(*self._owing.values())
+        owing = self._silent.union(*self._owing.values())
         moving = {slot for move in self._store.all() for slot in move.slots}
         possible: list[PlannedMove] = []
         for move in planned:
             silent = owing & {move.source, move.target}
             if silent:
-                self.progress.last_error = f"partitions {sorted(silent)} have not answered about an earlier move"
+                self.progress.last_error = f"partitions {sorted(silent)} do not answer"
                 continue
             slots = tuple(slot for slot in move.slots if slot not in moving)
             if slots:
@@ -197,11 +206,18 @@ class Mover:
 
     async def _carry_out(self, planned: PlannedMove) -> None:
         move_id = self._new_id()
+        try:
+            await asyncio.wait_for(self._port.check(planned.target), CHECK_TIMEOUT_S)
+        except Exception as error:
+            self._silent.add(planned.target)
+            self._put_off(move_id, planned, error)
+            return
         self._store.begin(move_id, planned.source, planned.target, planned.slots)
         sent = 0
         try:
             sent = await asyncio.wait_for(self._send(move_id, planned), COPY_TIMEOUT_S)
-            self._store.commit(move_id)
+            if not self._stopped:  # then it is the successor's
+                self._store.commit(move_id)
         except Exception as error:
             self._put_off(move_id, planned, error)
         finally:

@@ -297,13 +297,18 @@ class PartitionHost:
         verdict = await self._coordinator.announce(
             self._config.partition, partition.epoch, serving.endpoint, self._safe_seq(partition), partition.slots
         )
-        if verdict is Verdict.ACCEPTED and partition.moves:
-            await self._coordinator.settle_moves(self._config.partition, partition.moves)
-        return verdict
+        return await self._settled(partition, verdict)
 
     async def _report(self, serving: _Serving) -> Verdict:
         partition = serving.partition
-        return await self._coordinator.report(self._config.partition, partition.epoch, self._safe_seq(partition))
+        verdict = await self._coordinator.report(self._config.partition, partition.epoch, self._safe_seq(partition))
+        return await self._settled(partition, verdict)
+
+    async def _settled(self, partition: HostedPartition, verdict: Verdict) -> Verdict:
+        """Ask what has become of moves that have not ended here: their end may have come while nobody could be told."""
+        if verdict is Verdict.ACCEPTED and partition.moves:
+            await self._coordinator.settle_moves(self._config.partition, partition.moves)
+        return verdict
 
     def _safe_seq(self, partition: HostedPartition) -> int:
         # With weaker durability a power failure may take commits back, which is then no sign of a wrong file.

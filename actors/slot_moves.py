@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.coordinator_store import CoordinatorStore
 from actors.logs import log_event
-from actors.mover import COPY_TIMEOUT_S, Mover
+from actors.mover import CHECK_TIMEOUT_S, COPY_TIMEOUT_S, Mover
 from actors.ray_calls import RayCalls, partition_actor
 from actors.slot_table import FROZEN
 
@@ -28,6 +28,9 @@ class _Actors:
 
     def __init__(self, calls: RayCalls) -> None:
         self._calls = calls
+
+    async def check(self, partition: int) -> None:
+        await self._ask(partition, "endpoint", timeout_s=CHECK_TIMEOUT_S)
 
     async def send_slots(
         self, source: int, move_id: str, slots: Sequence[int], target: int, patience_ms: int, cut_short: bool

@@ -60,6 +60,11 @@ class SlotTable:
         """The moves that have not come to their end here: the state of their slots, and one of them."""
         return {found[2]: (found[0], slot) for slot, found in self._states.items() if found[2] is not None}
 
+    def moves_into(self, slots: Iterable[int]) -> set[str]:
+        """The moves that these slots are arriving with."""
+        found = (self._states.get(slot) for slot in slots)
+        return {each[2] for each in found if each is not None and each[0] == INCOMING and each[2] is not None}
+
     def ranges(self) -> list[tuple[int, int]]:
         """The owned slots as inclusive ranges."""
         return as_ranges(self.owned)

@@ -6,7 +6,9 @@ Time is simulated, so that deadlines of seconds and minutes cost nothing.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from actors.testing import LocalRuntime
 from tests.support.simulated_loop import run_simulated
 
 KEYS = [f"key-{number}" for number in range(12)]
-STEPS = ("send_slots", "own", "complete")
+STEPS = ("check", "send_slots", "own", "complete")
 MINUTE_MS = 60_000
 
 
@@ -71,6 +73,7 @@ class Ports:
         return ask
 
     # named, so that it is a `MovePort`; all of them are `__getattr__`'s
+    check: Any
     send_slots: Any
     call_off: Any
     complete: Any
@@ -184,7 +187,7 @@ def test_slots_have_one_owner_while_the_coordinator_is_killed_again_and_again_in
                 nonlocal steps
                 steps += 1
                 check_owners(runtime)
-                if steps % 7 == 0:
+                if steps % 23 == 0:  # two moves and a bit: each life gets somewhere
                     kill_now.set()
                     await asyncio.Event().wait()
 
@@ -227,8 +230,9 @@ def test_a_move_whose_target_is_killed_is_called_off_in_time_for_the_callers_and
             ports = Ports(runtime)
 
             async def kill(step: str) -> None:
-                ports.before = None
-                await vanish(runtime, 1 - source)
+                if step == "send_slots":
+                    ports.before = None
+                    await vanish(runtime, 1 - source)
 
             ports.before = kill
             mover = runtime.moves.restart(ports)
@@ -261,8 +265,9 @@ def test_a_target_that_never_comes_back_holds_up_no_other_move_also_after_a_rest
             ports = Ports(runtime)
 
             async def kill(step: str) -> None:
-                ports.before = None
-                await vanish(runtime, 2)
+                if step == "send_slots":
+                    ports.before = None
+                    await vanish(runtime, 2)
 
             ports.before = kill
             mover = runtime.moves.restart(ports)
@@ -293,12 +298,14 @@ def test_moves_to_other_partitions_go_on_while_one_target_is_away() -> None:
                 runtime.partition_count += 1
                 await runtime._open(number, is_new=True)
             await vanish(runtime, 1)
-            mover = runtime.moves.mover()
-            spreading = asyncio.ensure_future(mover.spread([0, 1, 2]))
+            ports = Ports(runtime)
+            spreading = asyncio.ensure_future(runtime.moves.restart(ports).spread([0, 1, 2]))
             await after_s(120)
             assert len(runtime.moves.slots_of(2)) in (SLOTS // 3, SLOTS // 3 + 1)
             assert runtime.moves.slots_of(1) == []
             assert not spreading.done()
+            sent = [args for step, args in ports.asked if step == "send_slots"]
+            assert {target for _, _, _, target, *_ in sent} == {2}, "no slot was frozen for the one that is away"
             await runtime._open(1)
             await after_s(60)
             assert spreading.done()
@@ -372,7 +379,7 @@ def test_every_step_of_a_move_that_comes_again_after_its_end_changes_nothing(mon
                 await ended(mover)
             await chest.put("after")
             steps, stored = list(ports.asked), list(chunks)
-            assert {step for step, _ in steps} == {"send_slots", "own", "complete", "call_off", "discard"}
+            assert {step for step, _ in steps} == {"check", "send_slots", "own", "complete", "call_off", "discard"}
             for late in (*stored, *reversed(stored)):
                 with pytest.raises(MoveRefused):
                     await take_in(late[0], *late[1])
@@ -384,6 +391,77 @@ def test_every_step_of_a_move_that_comes_again_after_its_end_changes_nothing(mon
                     assert step == "send_slots"
                 check_settled(runtime)
             assert await chest.contents() == {"before": 1, "after": 1}
+
+    simulated(main)
+
+
+def test_every_step_may_be_asked_for_twice_at_once() -> None:
+    class Twice(Ports):
+        def __getattr__(self, step: str) -> Callable[..., Awaitable[Any]]:
+            async def ask(*args: Any) -> Any:
+                method = getattr(self.inner, step)
+                first, second = await asyncio.gather(method(*args), method(*args))
+                assert first == second
+                return first
+
+            return ask
+
+    async def main() -> None:
+        async with LocalRuntime(partitions=2, memory=True) as runtime:
+            chests = runtime.namespace(Chest)
+            for key in KEYS:
+                await chests.get(key).put("x")
+            mover = runtime.moves.restart(Twice(runtime))
+            for target in (0, 1, 0):
+                await mover.move([chests.get(key).id.slot for key in KEYS], target)
+                await ended(mover)
+                check_settled(runtime)
+                for key in KEYS:
+                    assert await chests.get(key).contents() == {"x": 1}
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_requests_of_ended_moves_change_nothing_in_whatever_order_they_come_together(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[Callable[[], Awaitable[Any]]] = []
+    take_in = Arrivals.take_in
+
+    async def noted(self: Arrivals, *args: Any) -> None:
+        again.append(lambda: take_in(self, *args))
+        await take_in(self, *args)
+
+    monkeypatch.setattr(Arrivals, "take_in", noted)
+
+    async def main() -> None:
+        async with LocalRuntime(partitions=2, memory=True) as runtime:
+            chest = runtime.namespace(Chest).get("a")
+            await chest.put("x")
+            ports = Ports(runtime)
+            answers = [ActorUnreachable("lost"), None, ActorUnreachable("lost"), None]
+
+            async def lose(step: str) -> None:
+                if step == "send_slots" and (error := answers.pop(0)) is not None:
+                    raise error
+
+            ports.after = lose
+            mover = runtime.moves.restart(ports)
+            home = runtime.moves.partition_of(chest.id.slot)
+            for target in (1 - home, home):
+                await mover.move([chest.id.slot], target)
+            await ended(mover)
+            for step, args in ports.asked:
+                again.append(partial(getattr(ports.inner, step), *args))
+            late = [*again, *again]
+            random.Random(seed).shuffle(late)
+            results = await asyncio.gather(*(ask() for ask in late), return_exceptions=True)
+            for each in results:
+                assert not isinstance(each, BaseException) or isinstance(each, MoveRefused), each
+            check_settled(runtime)
+            assert await chest.contents() == {"x": 1}
+            assert await chest.put("y") == 1
 
     simulated(main)
 
@@ -488,3 +566,76 @@ def timer_rows(runtime: LocalRuntime, slot: int) -> list[tuple[Any, ...]]:
     timers = [row[:3] + row[4:] for row in partition.store.scan("timers")]
     assert len(directory) == len(timers) == 5
     return [*directory, *timers]
+
+
+def test_a_move_keeps_the_order_of_calls_and_no_time_passes() -> None:
+    async def main() -> None:
+        async with LocalRuntime(partitions=2, memory=True) as runtime:
+            chest = runtime.namespace(Chest).get("a")
+            await chest.arm("t", runtime.clock.wall_ms() + MINUTE_MS, None)
+            began_ms = runtime.clock.wall_ms()
+            target = 1 - runtime.moves.partition_of(chest.id.slot)
+            moving = asyncio.ensure_future(runtime.moves.mover().move([chest.id.slot], target))
+            calls: list[asyncio.Future[int]] = []
+            order: list[int] = []
+            for number in range(500):
+                calls.append(chest.put(f"{number:03}"))
+                calls[-1].add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
+                await asyncio.sleep(0)
+            await asyncio.gather(*calls)
+            await moving
+            assert owners_of(runtime, chest.id.slot) == [target]
+            assert order == list(range(500))
+            assert await chest.contents() == {f"{number:03}": 1 for number in range(500)}
+            assert runtime.clock.wall_ms() == began_ms, "nobody had to wait for a time to pass"
+            await runtime.advance(ms=MINUTE_MS)
+            assert (await chest.contents())["rung t"] == 1
+
+    simulated(main)
+
+
+def test_timers_that_come_due_while_their_owner_changes_are_late_by_less_than_a_second() -> None:
+    async def main() -> None:
+        async with LocalRuntime(partitions=2, memory=True) as runtime:
+            bells = runtime.namespace(Bells)
+            keys = [f"bells-{number}" for number in range(40)]
+            begin_ms = runtime.clock.wall_ms() + 1_000
+            for index, key in enumerate(keys):
+                await bells.get(key).arm([begin_ms + 40 * number + index for number in range(50)])
+            mover = runtime.moves.mover()
+            slots = [bells.get(key).id.slot for key in keys]
+
+            async def change_owners() -> int:
+                for changes in range(1_000):
+                    if runtime.clock.wall_ms() > begin_ms + 2_100:
+                        return changes
+                    await mover.move(slots, changes % 2)
+                    await asyncio.sleep(0.2)
+                raise AssertionError("time does not pass")
+
+            changing = asyncio.ensure_future(change_owners())
+            while not changing.done():
+                await asyncio.sleep(0.1)
+                await runtime.advance(ms=100)
+            assert await changing > 4
+            await runtime.advance(seconds=1)
+            lateness_ms = [late_ms for key in keys for late_ms in await bells.get(key).lateness()]
+            assert len(lateness_ms) == len(keys) * 50
+            assert min(lateness_ms) >= 0
+            assert max(lateness_ms) < 1_000
+
+    simulated(main)
+
+
+class Bells(DurableObject):
+    """Notes how late each of its timers ran."""
+
+    def arm(self, due_ms: list[int]) -> None:
+        for number, at in enumerate(due_ms):
+            self.timers.set(f"t{number}", at=at, method="on_ring")
+
+    def on_ring(self, timer: TimerInfo) -> None:
+        self.storage[timer.name] = timer.fired_ms - timer.due_ms
+
+    def lateness(self) -> list[int]:
+        return list(self.storage.list().values())
