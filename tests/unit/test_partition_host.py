@@ -308,3 +308,15 @@ async def test_moves_that_have_not_ended_are_told_with_each_announcement(tmp_pat
         while await told.get() != ("settle_moves", 0, {"m1": ("frozen", 7)}):
             pass
         assert bench.coordinator.log[-2:] == ["announce", "settle_moves"]
+
+
+async def test_moves_that_have_not_ended_are_told_with_each_report(tmp_path: Path) -> None:
+    """A step that never arrived is made up for without a restart of anybody."""
+    async with hosted(tmp_path) as bench:
+        told = bench.coordinator.told
+        await told.get()
+        bench.partitions[0].moves = {"m1": ("incoming", 7)}
+        for _ in range(2):
+            while await told.get() != ("settle_moves", 0, {"m1": ("incoming", 7)}):
+                pass
+            assert bench.coordinator.log[-2:] == ["report", "settle_moves"]
