@@ -40,7 +40,7 @@ def engine_handlers(partition: Partition) -> list[TimerHandler]:
     """The handlers of this partition's tick."""
     memory_ms = partition.settings.reservation_memory_ms
     return [
-        QuotaRollup(partition.coordinator),
+        QuotaRollup(partition.coordinator, partition.settings.quota_rollup_ms),
         OutcomeDelivery(
             partition.deliveries,
             partition.deliveries,

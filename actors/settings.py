@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from timers.quotas import ROLLUP_MS
+
 KIB = 1024
 MIB = 1024 * KIB
 DAY_MS = 24 * 60 * 60 * 1_000
@@ -82,6 +84,11 @@ class Settings(BaseModel):
     max_reservations_per_object: int = Field(100_000, ge=1, description="Reservations, remembered ones included.")
     reservation_memory_ms: int = Field(
         3_600_000, ge=1, description="How long an ended reservation is remembered: longer than any late commit takes."
+    )
+
+    # --- quotas
+    quota_rollup_ms: int = Field(
+        ROLLUP_MS, ge=100, le=ROLLUP_MS, description="How often an object's counts go to the coordinator."
     )
 
     # --- messages between objects

@@ -43,12 +43,13 @@ class QuotaTotals(Protocol):
 
 
 class QuotaRollup:
-    """Serves `QUOTA_ROLLUP`. `totals` is where an object's counts go; the coordinator itself needs none."""
+    """Serves `QUOTA_ROLLUP`. `totals` is where an object's counts go, every `rollup_ms`; the coordinator needs none."""
 
     kind = int(TimerKind.QUOTA_ROLLUP)
 
-    def __init__(self, totals: QuotaTotals | None = None) -> None:
+    def __init__(self, totals: QuotaTotals | None = None, rollup_ms: int = ROLLUP_MS) -> None:
         self._totals = totals
+        self._rollup_ms = rollup_ms
 
     async def fire(self, ctx: TimerCtx, timer: DueTimer) -> Fired:
         """Push, or end the window. See `TimerHandler`."""
@@ -78,7 +79,7 @@ class QuotaRollup:
             # Only that there is a counter: one that has grown meanwhile is told the next time, and a busy object would
             # never get a view if each charge got in its way.
             batch = Batch((Present(counter.table, key),), (Put(view),))
-            return Reschedule(max(ctx.now_ms + ROLLUP_MS, timer.due_at_ms + 1), b"", batch)
+            return Reschedule(max(ctx.now_ms + self._rollup_ms, timer.due_at_ms + 1), b"", batch)
         try:
             await totals.apply_quota(push)
         except CorruptRow as error:  # nobody decides by this window any more: it ends all the same

@@ -39,7 +39,7 @@ __all__ = [
     "window_ref",
 ]
 
-#: How often an object's counts go to the coordinator.
+#: How often an object's counts go to the coordinator, unless it is said otherwise; and the longest that may be said.
 ROLLUP_MS: Final = 60_000
 
 #: A view that is older than this says too little: two pushes have failed.
@@ -257,10 +257,10 @@ def guard_on(old: Row | None, new: Row) -> Precondition:
     return Absent(new.table, new.key()) if old is None else Equals(old)
 
 
-def charge(old: CounterRow | None, new: CounterRow, now_ms: int) -> Batch:
+def charge(old: CounterRow | None, new: CounterRow, now_ms: int, rollup_ms: int = ROLLUP_MS) -> Batch:
     """Count. The first charge of a window arms its timer."""
     new.usage.check(f"quota {new.window.name!r}")
-    arming = (Put(_timer(new.window, new.oid, now_ms + ROLLUP_MS)),) if old is None else ()
+    arming = (Put(_timer(new.window, new.oid, now_ms + rollup_ms)),) if old is None else ()
     return Batch((guard_on(old, new),), (Put(new), *arming))
 
 

@@ -15,8 +15,8 @@ from timers.schedule import parse_duration_ms
 
 __all__ = ["Charge", "QuotaLimit", "QuotaTotal", "Quotas", "window_length_ms"]
 
-#: The shortest window. Totals of all objects are known after a minute: shorter windows than some minutes have only the
-#: limits of each object.
+#: The shortest window. Totals of all objects are known after `quota_rollup_ms`: windows that are not much longer than
+#: that have only the limits of each object.
 MIN_WINDOW_MS: Final = 1_000
 #: The longest one: a year and a day.
 MAX_WINDOW_MS: Final = 367 * 86_400_000
@@ -48,8 +48,8 @@ class QuotaLimit:
     Exactly at the limit is allowed.
 
     An object alone never gets past any of the four. Together they can get past the first two: what the others have
-    charged is known a minute late, and not at all while the coordinator is away. Where that matters, give each object a
-    share with the local ones. Raises `InvalidOption`, `InvalidSchedule`.
+    charged is known a minute late (`quota_rollup_ms`), and not at all while the coordinator is away. Where that
+    matters, give each object a share with the local ones. Raises `InvalidOption`, `InvalidSchedule`.
     """
 
     window: Any
@@ -109,7 +109,8 @@ class Quotas(Capability):
             oid = self._rows.oid
             source = self._source() if old is None else old.source
             usage = amount if old is None else old.usage + amount
-            self._rows.apply(charge(old, CounterRow(oid, window, source, usage), self._rows.now_ms))
+            row = CounterRow(oid, window, source, usage)
+            self._rows.apply(charge(old, row, self._rows.now_ms, self._settings.quota_rollup_ms))
         return _charge(admission, amount, window)
 
     def check(self, name: str, operations: int = 1, bytes: int = 0, *, limit: QuotaLimit) -> Charge:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from actors import Runtime
+from actors import Runtime, Settings
 from examples.package_registry.calls import Caller, percentile
 from examples.package_registry.check import Check
 from examples.package_registry.hosting import Hosting, host_locally, host_on_ray
@@ -33,6 +33,8 @@ from examples.package_registry.verify_services import Services, ServicesVerifier
 #: a partition may just have been killed on a slow machine; it ends as soon as they are there.
 _PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.2
+#: What all authors of a repository have published is to be known soon, not within a minute.
+SETTINGS = Settings(quota_rollup_ms=1_000)
 #: Lines that a run without a terminal prints about its progress.
 _PLAIN_LINES = 10
 
@@ -78,8 +80,8 @@ def plan_passes(environment: Environment, min_calls: int) -> int:
 
 def _host(directory: Path, partitions: int, *, local: bool) -> AbstractAsyncContextManager[Hosting]:
     if local:
-        return host_locally(directory, partitions)
-    return host_on_ray(Runtime.start(directory, partitions, name="package-registry"))
+        return host_locally(directory, partitions, SETTINGS)
+    return host_on_ray(Runtime.start(directory, partitions, name="package-registry", settings=SETTINGS))
 
 
 async def run(host: AbstractAsyncContextManager[Hosting], plan: Plan) -> Result:
@@ -98,7 +100,11 @@ async def run(host: AbstractAsyncContextManager[Hosting], plan: Plan) -> Result:
         readers = Readers(hosting.names, caller, plan.ttl)
         await _read_and_index(hosting, readers, plan, list(published), kills)
         await _expiries(verifier, tally, plan.ttl)
-        services_verifier = ServicesVerifier(hosting.names, reader, plan.repositories, published, tally, readers.tally)
+        authors = verifier.authors()
+        await readers.over_quota(list(authors))
+        services_verifier = ServicesVerifier(
+            hosting.names, reader, plan.repositories, published, authors, tally, readers.tally
+        )
         with console.status("reading everything back"):
             services = await services_verifier.read(_PATIENCE_S)
             found = await verifier.read()
@@ -115,6 +121,7 @@ async def _read_and_index(
     """Wait until everything is published, then download and index it; with chaos one more partition dies meanwhile."""
     with console.status("waiting until everything is published, in the order of its dependencies"):
         await readers.until_published(releases, _PATIENCE_S)
+        await readers.until_shipped(releases)
     with console.status("downloading and indexing"):
         downloading = asyncio.ensure_future(readers.download(releases))
         if plan.kills:
@@ -215,6 +222,8 @@ def _table(
         ("releases published, after so many dependencies", f"{len(found.releases):,} / {needed:,}"),
         ("outcomes and messages in the audit trail", f"{told:,}"),
         *((f"  {what}", f"{count:,}") for what, count in sorted(services.totals().items())),
+        ("publish pipelines, of three steps and a promise", f"{len(found.releases):,}"),
+        ("files charged to the quotas", f"{sum(files for files, _ in services.charged.values()):,}"),
         ("releases in the index", f"{sum(len(entries) for entries in services.index.values()):,}"),
         ("upload time", f"{ingest_s:.1f} s"),
         ("calls/s while uploading", f"{uploads / ingest_s:,.0f}"),

@@ -15,26 +15,38 @@ from typing import Any, TypedDict
 
 from actors import (
     Advance,
+    DurableContext,
     DurableObject,
+    QuotaLimit,
     Rejected,
     TimerInfo,
+    durable,
     shared,
 )
 from actors.errors import TicketGone
 from examples.package_registry.services import Audit
 
-__all__ = ["Author", "Release", "Upload", "UploadExpired", "UploadRefused"]
+__all__ = ["AUTHOR_LIMIT", "Author", "Release", "Upload", "UploadExpired", "UploadRefused"]
 
 EXPIRY = "expiry"
 #: What a release publishes, and what others wait for.
 RELEASED = "released"
 #: An upload has this many times the session's time to live in all, however alive it is.
 _TICKET_LIVES = 3
+#: Long enough for everything that a release requires to be published.
+_ANNOUNCED_WITHIN = "1h"
+#: What one author may publish in a month. What all of them publish together is counted too, and not limited.
+AUTHOR_LIMIT = QuotaLimit("30d", local_operations=1_000_000, local_bytes=10**15)
 
 
 def repository_of(key: str) -> str:
     """The repository that an object belongs to."""
     return key.partition(":")[0]
+
+
+def published_quota(key: str) -> str:
+    """The quota that all authors of a repository charge."""
+    return f"published/{repository_of(key)}"
 
 
 class UploadRefused(Rejected):
@@ -180,13 +192,16 @@ class Release(DurableObject):
         """One of the release's upload sessions came to nothing."""
         self.storage.put("expired", self.storage.get("expired", 0) + 1)
 
-    async def ship(self, author_keys: Sequence[str], needs: Sequence[str]) -> None:
-        """All files are here: credit the authors, all at once, and publish once `needs` are published.
-
-        Raises `Rejected` when that was done before.
+    @durable
+    async def ship(self, ctx: DurableContext, author_keys: Sequence[str], needs: Sequence[str]) -> dict[str, int]:
+        """All files are here: credit the authors, publish once `needs` are published, and wait until the audit trail
+        has heard of it. Each step happens once, whatever dies on the way; gives the files and bytes.
         """
-        await self._seal(author_keys)
-        self.publications.advance(items=[RELEASED], depends_on=[(Release, key, RELEASED) for key in needs])
+        totals: dict[str, int] = await ctx.step("seal", self._seal, author_keys)
+        announced = ctx.promise("announced", timeout=_ANNOUNCED_WITHIN)
+        await ctx.step("publish", self._publish, needs, announced.token)
+        await announced
+        return totals
 
     async def _seal(self, author_keys: Sequence[str]) -> dict[str, int]:
         if self.storage.get("sealed", False):
@@ -196,6 +211,10 @@ class Release(DurableObject):
         await asyncio.gather(*(objects.get(key).credit(totals["files"], totals["bytes"]) for key in author_keys))
         self.storage.put("sealed", True)
         return totals
+
+    def _publish(self, needs: Sequence[str], token: str) -> None:
+        self.storage["announced"] = token
+        self.publications.advance(items=[RELEASED], depends_on=[(Release, key, RELEASED) for key in needs])
 
     async def on_published(self, advance: Advance) -> None:
         """Look whether what this release requires is really there, and tell the audit trail."""
@@ -209,7 +228,7 @@ class Release(DurableObject):
                 "unmet": self.storage.get("unmet", 0) + there.count(False),
             }
         )
-        self.send(Audit, repository_of(self.key)).announced(self.key)
+        self.send(Audit, repository_of(self.key)).announced(self.key, self.storage["announced"])
 
     @shared
     def is_released(self) -> bool:
@@ -246,13 +265,32 @@ class Author(DurableObject):
     """What one author has published. Adds up whatever it is told: a call that ran twice would show."""
 
     def credit(self, files: int, size: int) -> None:
-        """One more release, with so many files and bytes."""
+        """One more release, with so many files and bytes. Raises `QuotaExceeded`."""
+        self.quotas.charge(published_quota(self.key), operations=files, bytes=size, limit=AUTHOR_LIMIT)
         self.storage.put_many(
             {
                 "releases": self.storage.get("releases", 0) + 1,
                 "files": self.storage.get("files", 0) + files,
                 "bytes": self.storage.get("bytes", 0) + size,
             }
+        )
+
+    async def repository_total(self) -> tuple[int, int]:
+        """Files and bytes that all authors of the repository have published this month, as far as it is known."""
+        total = await self.quotas.total(published_quota(self.key), AUTHOR_LIMIT.window)
+        return total.operations, total.bytes
+
+    @shared
+    def charged(self) -> tuple[int, int]:
+        """Files and bytes that the author has published this month, by what is left of the quota."""
+        left = self.quotas.check(published_quota(self.key), operations=0, limit=AUTHOR_LIMIT)
+        assert AUTHOR_LIMIT.local_operations is not None
+        assert AUTHOR_LIMIT.local_bytes is not None
+        assert left.remaining_operations is not None
+        assert left.remaining_bytes is not None
+        return (
+            AUTHOR_LIMIT.local_operations - left.remaining_operations,
+            AUTHOR_LIMIT.local_bytes - left.remaining_bytes,
         )
 
     @shared

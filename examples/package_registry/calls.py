@@ -6,10 +6,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
-
-from actors.namespace import Method
 
 __all__ = ["Caller", "all_of", "percentile"]
 
@@ -26,7 +24,7 @@ class Caller:
     def total(self) -> int:
         return sum(self.made.values())
 
-    async def call(self, name: str, method: Method, *args: Any) -> Any:
+    async def call(self, name: str, method: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Call and wait. Raises what the method raises."""
         async with self._slots:
             self.made[name] += 1

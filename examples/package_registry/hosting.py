@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from actors import Runtime
+from actors import Runtime, Settings
 from actors.testing import LocalRuntime, SystemClock
 from examples.package_registry.namespaces import Namespaces
 
@@ -81,7 +81,9 @@ async def host_on_ray(runtime: Runtime) -> AsyncIterator[Hosting]:
 
 
 @asynccontextmanager
-async def host_locally(data_dir: Path, partitions: int) -> AsyncIterator[Hosting]:
+async def host_locally(data_dir: Path, partitions: int, settings: Settings) -> AsyncIterator[Hosting]:
     """The same partitions and files in this process, without Ray, in real time."""
-    async with LocalRuntime(clock=SystemClock(), data_dir=data_dir, partitions=partitions) as runtime:
+    async with LocalRuntime(
+        clock=SystemClock(), data_dir=data_dir, partitions=partitions, settings=settings
+    ) as runtime:
         yield _LocalHosting(runtime)

@@ -7,9 +7,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
+from actors.errors import QuotaExceeded
+from examples.package_registry.app import AUTHOR_LIMIT
 from examples.package_registry.calls import Caller, all_of
 from examples.package_registry.namespaces import Namespaces
+from examples.package_registry.uploads import PIPELINE
 
 __all__ = ["ReaderTally", "Readers"]
 
@@ -18,6 +22,9 @@ _DOWNLOADS = 5
 _ONE_GIVEN_UP_OF = 4
 _INDEXERS = 3
 _LOOK_EVERY_S = 0.2
+#: A download that is not finished so much later is given up. Far longer than a killed partition is away.
+_DOWNLOAD_TTL = timedelta(seconds=15)
+_PIPELINE_TIMEOUT = "60s"
 
 
 @dataclass
@@ -28,6 +35,10 @@ class ReaderTally:
     downloads: dict[str, str] = field(default_factory=dict)
     #: how many indexers wrote the index of each repository
     indexed_by: dict[str, int] = field(default_factory=dict)
+    #: what the publish pipeline of each release gave or raised
+    shipped: dict[str, Any] = field(default_factory=dict)
+    #: authors who were refused what is over their quota
+    over_quota: set[str] = field(default_factory=set)
 
 
 class Readers:
@@ -53,10 +64,30 @@ class Readers:
         """Download each release some times; leave some of the downloads unfinished."""
         await all_of(self._download(key, number) for key in releases for number in range(_DOWNLOADS))
 
+    async def until_shipped(self, releases: Sequence[str]) -> None:
+        """Wait for the publish pipeline of each release, and note what came of it."""
+        handles = [self._names.releases.get(key).ship.execution(PIPELINE) for key in releases]
+        waiting = (handle.result(timeout=_PIPELINE_TIMEOUT) for handle in handles)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        self.tally.shipped.update(zip(releases, results, strict=True))
+
+    async def over_quota(self, authors: Sequence[str]) -> None:
+        """Try to publish more than an author may, each."""
+        await all_of(self._over_quota(key) for key in authors)
+
+    async def _over_quota(self, key: str) -> None:
+        assert AUTHOR_LIMIT.local_operations is not None
+        author = self._names.authors.get(key)
+        try:
+            await self._caller.call("Author.credit", author.credit, AUTHOR_LIMIT.local_operations + 1, 0)
+        except QuotaExceeded:
+            self.tally.over_quota.add(key)
+
     async def _download(self, key: str, number: int) -> None:
         release, download = self._names.releases.get(key), f"{key}/{number}"
         given_up = zlib.crc32(download.partition(":")[2].encode()) % _ONE_GIVEN_UP_OF == 0
-        await self._caller.call("Release.begin_download", release.begin_download, download, self._ttl)
+        ttl = self._ttl if given_up else _DOWNLOAD_TTL
+        await self._caller.call("Release.begin_download", release.begin_download, download, ttl)
         self.tally.downloads[download] = "reservation.aborted" if given_up else "reservation.read_served"
         if not given_up:
             await self._caller.call("Release.finish_download", release.finish_download, download)

@@ -23,9 +23,12 @@ class Audit(DurableObject):
         """One outcome: what happened, to what."""
         self._count(f"outcome/{outcome.kind}/{outcome.reason}", outcome.id)
 
-    def announced(self, release: str) -> None:
-        """A release says that it is published; the message comes from the release itself."""
+    async def announced(self, release: str, token: str) -> None:
+        """A release says, by message, that it is published; what waits for this with the token goes on."""
+        from examples.package_registry.app import Release  # which imports this module
+
         self._count("announced", release)
+        await self.namespace(Release).resolve_promise(token, True)
 
     def _count(self, what: str, subject: str) -> None:
         self.storage[f"count/{what}"] = self.storage.get(f"count/{what}", 0) + 1

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import count
 
 from examples.package_registry.app import UploadExpired, UploadRefused
@@ -15,7 +16,10 @@ from examples.package_registry.ingest import Distribution, Environment, File
 from examples.package_registry.keys import author_key, left_unfinished, release_key, session_key
 from examples.package_registry.namespaces import Namespaces
 
-__all__ = ["Tally", "Uploader"]
+__all__ = ["PIPELINE", "Tally", "Uploader"]
+
+#: The id of a release's one execution of its publish pipeline.
+PIPELINE = "publish"
 
 #: A file whose sessions expire under the client's hands this often means that the machine is far too slow for the TTL.
 MAX_ATTEMPTS = 20
@@ -81,7 +85,8 @@ class Uploader:
         await all_of(self._file(repository, distribution, file) for file in distribution.files)
         author_keys = [author_key(repository, author) for author in authors]
         needs = [f"{repository}:{need}" for need in distribution.needs]
-        await self._caller.call("Release.ship", release.ship, author_keys, needs)
+        start = partial(release.ship.start, execution_id=PIPELINE)
+        await self._caller.call("Release.ship.start", start, author_keys, needs)
 
     async def _file(self, repository: str, distribution: Distribution, file: File) -> None:
         release = release_key(repository, distribution)

@@ -102,7 +102,8 @@ class Verifier:
             after: str | None = None
             while page := await namespace.list(prefix=f"{repository}:", limit=_PAGE, after=after):
                 keys.update(entry.key for entry in page)
-                found.waking.extend(f"{name} {entry.key}" for entry in page if entry.next_wake_ms is not None)
+                if name != "Release":  # which forgets its publish pipeline by a timer, days later
+                    found.waking.extend(f"{name} {entry.key}" for entry in page if entry.next_wake_ms is not None)
                 after = page[-1].key
 
     async def _read(self, into: dict[str, Any], name: str, namespace: Namespace, key: str) -> None:
@@ -126,12 +127,12 @@ class Verifier:
         return [
             *self._object_checks(found, published),
             *self._file_checks(found, published),
-            *self._author_checks(found, published),
+            *self._author_checks(found),
             *self._session_checks(found),
         ]
 
     def _object_checks(self, found: Found, published: dict[str, Distribution]) -> list[Check]:
-        authors = self._authors(published)
+        authors = self.authors()
         wanted = {"Release": set(published), "Upload": set(self._tally.sessions), "Author": set(authors)}
         checks = []
         for name, keys in wanted.items():
@@ -184,8 +185,8 @@ class Verifier:
         expected = sum(size(value) for value in wanted.values())
         return Check(what, expected, sum(size(value) for value in there.values() if value), tuple(differences))
 
-    def _author_checks(self, found: Found, published: dict[str, Distribution]) -> list[Check]:
-        wanted = self._authors(published)
+    def _author_checks(self, found: Found) -> list[Check]:
+        wanted = self.authors()
         checks = []
         for name in ("releases", "files", "bytes"):
             differences = [
@@ -198,9 +199,10 @@ class Verifier:
             checks.append(Check(f"{name} counted by their authors", expected, there, tuple(differences)))
         return checks
 
-    def _authors(self, published: dict[str, Distribution]) -> dict[str, Counter[str]]:
+    def authors(self) -> dict[str, Counter[str]]:
+        """What each author must have been credited: releases, files and bytes, by the author's key."""
         totals: dict[str, Counter[str]] = {}
-        for key, distribution in published.items():
+        for key, distribution in self.published():
             repository = key.split(":", 1)[0]
             intact = [file for file in distribution.files if file.intact]
             for author in distribution.authors:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from examples.package_registry.app import repository_of
 from examples.package_registry.calls import Caller
 from examples.package_registry.check import Check
 from examples.package_registry.ingest import Distribution
@@ -27,6 +28,9 @@ class Services:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     repeated: dict[str, list[str]] = field(default_factory=dict)
     index: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: files and bytes charged to the quota, by author and by repository
+    charged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    repository_charged: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def totals(self) -> Counter[str]:
         """How often each thing has happened, in all repositories."""
@@ -41,7 +45,7 @@ class Services:
 
 
 class ServicesVerifier:
-    """`published` are the releases that must be there, by key."""
+    """`published` are the releases that must be there, by key; `authors` what each author must have been credited."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class ServicesVerifier:
         caller: Caller,
         repositories: Sequence[str],
         published: Mapping[str, Distribution],
+        authors: Mapping[str, Mapping[str, int]],
         uploads: Tally,
         readers: ReaderTally,
     ) -> None:
@@ -56,6 +61,7 @@ class ServicesVerifier:
         self._caller = caller
         self._repositories = repositories
         self._published = published
+        self._authors = authors
         self._uploads = uploads
         self._readers = readers
 
@@ -73,7 +79,7 @@ class ServicesVerifier:
         while True:
             found = await self._read()
             complete = +Counter({what: found.count(what) for what in self.expected()}) == +self.expected()
-            if complete or loop.time() > deadline:
+            if (complete and found.repository_charged == self._repository_charges()) or loop.time() > deadline:
                 return found
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -84,6 +90,12 @@ class ServicesVerifier:
             found.counts[repository] = await call("Audit.counts", audit.counts)
             found.repeated[repository] = await call("Audit.repeated", audit.repeated)
             found.index[repository] = await call("Index.entries", names.indexes.get(repository).entries)
+        for key in self._authors:
+            author, repository = names.authors.get(key), repository_of(key)
+            found.charged[key] = await call("Author.charged", author.charged)
+            if repository not in found.repository_charged:
+                total = await call("Author.repository_total", author.repository_total)
+                found.repository_charged[repository] = total
         return found
 
     def checks(self, found: Services, releases: Mapping[str, Mapping[str, Any]]) -> list[Check]:
@@ -101,6 +113,8 @@ class ServicesVerifier:
             Check("anything else told to the audit trail", 0, strange),
             Check("told to the audit trail twice", 0, len(repeated), repeated),
             *self._publication_checks(releases),
+            *self._pipeline_checks(releases),
+            *self._quota_checks(found),
             *self._index_checks(found),
         ]
 
@@ -121,6 +135,42 @@ class ServicesVerifier:
             ),
         ]
 
+    def _pipeline_checks(self, releases: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+        wrong = []
+        for key in self._published:
+            result, summary = self._readers.shipped.get(key), releases.get(key, {})
+            wanted = {"files": summary.get("files") or 0, "bytes": summary.get("bytes") or 0}
+            if result != wanted:
+                wrong.append(f"{key}: {result!r} instead of {wanted}")
+        return [
+            Check(
+                "publish pipelines that ended with what was published",
+                len(self._published),
+                len(self._published) - len(wrong),
+                tuple(wrong),
+            )
+        ]
+
+    def _repository_charges(self) -> dict[str, tuple[int, int]]:
+        charges: dict[str, tuple[int, int]] = {}
+        for key, credited in self._authors.items():
+            files, size = charges.get(repository_of(key), (0, 0))
+            charges[repository_of(key)] = (files + credited["files"], size + credited["bytes"])
+        return charges
+
+    def _quota_checks(self, found: Services) -> list[Check]:
+        by_author = {key: (credited["files"], credited["bytes"]) for key, credited in self._authors.items()}
+        checks = [
+            Check(f"{what} charged, {whose}", _sum(wanted, place), _sum(there, place), _apart(wanted, there))
+            for whose, wanted, there in (
+                ("by each author", by_author, found.charged),
+                ("by all of a repository", self._repository_charges(), found.repository_charged),
+            )
+            for place, what in enumerate(("files", "bytes"))
+        ]
+        refused = len(self._readers.over_quota)
+        return [*checks, Check("authors who were refused what is over their quota", len(self._authors), refused)]
+
     def _index_checks(self, found: Services) -> list[Check]:
         noted = Counter[str]()
         for entries in found.index.values():
@@ -134,6 +184,18 @@ class ServicesVerifier:
                 sum(count == 1 for count in self._readers.indexed_by.values()),
             ),
         ]
+
+
+def _sum(charges: Mapping[str, tuple[int, int]], place: int) -> int:
+    return sum(each[place] for each in charges.values())
+
+
+def _apart(wanted: Mapping[str, tuple[int, int]], there: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+    return tuple(
+        f"{key}: expected {charge}, found {there.get(key)}"
+        for key, charge in wanted.items()
+        if there.get(key) != charge
+    )
 
 
 #: Why an outcome of each kind happens here.

@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from actors import Outcome, Settings
 from actors.testing import LocalRuntime
 from examples.cart import Cart, OutOfStock, Shelf
 from examples.package_registry import __main__ as command
@@ -35,6 +36,10 @@ from tests.support.readme import ROOT, write_readme_files
 TTL = timedelta(seconds=2)
 FILES = 200
 REPOSITORY = "r"
+
+
+#: The totals of quotas are known soon.
+SETTINGS = Settings(durability="off", quota_rollup_ms=1_000)
 
 
 def make_file(number: int) -> File:
@@ -82,9 +87,14 @@ class Registry:
         """The client's second half; what can verify it."""
         published = dict(self.verifier.published())
         readers = Readers(self.names, self.caller, TTL)
+        await readers.until_shipped(list(published))
         await readers.download(list(published))
         await readers.index(REPOSITORY, list(published))
-        return ServicesVerifier(self.names, Caller(64), [REPOSITORY], published, self.uploader.tally, readers.tally)
+        authors = self.verifier.authors()
+        await readers.over_quota(list(authors))
+        return ServicesVerifier(
+            self.names, Caller(64), [REPOSITORY], published, authors, self.uploader.tally, readers.tally
+        )
 
     async def services_wrong(self, verifier: ServicesVerifier) -> list[str]:
         """The counts of the services that are off."""
@@ -100,7 +110,7 @@ class Registry:
 
 @pytest.fixture
 async def registry() -> AsyncIterator[Registry]:
-    async with LocalRuntime(partitions=2, memory=True) as runtime:
+    async with LocalRuntime(partitions=2, memory=True, settings=SETTINGS) as runtime:
         yield Registry(runtime)
 
 
@@ -274,9 +284,11 @@ async def test_what_is_published_downloaded_and_indexed_adds_up_whatever_crashes
     await registry.runtime.advance(seconds=3)
     assert await registry.services_wrong(verifier) == []
     audit = registry.names.audits.get(REPOSITORY)
-    await audit.announced("r:one==1.0")
+    served = Outcome("1", "reservation.read_served", None, 0, ("Release", "r:one==1.0"), reason="requested")
+    for _ in range(2):
+        await audit.record(served)
     assert await registry.services_wrong(verifier) == [
-        "told to the audit trail: announced",
+        "told to the audit trail: outcome/reservation.read_served/requested",
         "told to the audit trail twice",
     ]
 
@@ -285,10 +297,10 @@ async def test_a_release_waits_for_what_it_requires(registry: Registry) -> None:
     releases = registry.names.releases
     for name, needs in (("a", ["r:b"]), ("b", ["r:c"])):
         await releases.get(f"r:{name}").publish([], [])
-        await releases.get(f"r:{name}").ship([], needs)
+        await releases.get(f"r:{name}").ship.start([], needs)
     await registry.runtime.advance(minutes=5)
     assert [await releases.get(f"r:{name}").is_released() for name in "abc"] == [False, False, False]
-    await releases.get("r:c").ship([], [])
+    await releases.get("r:c").ship.start([], [])
     await registry.runtime.advance(minutes=5)
     assert [await releases.get(f"r:{name}").is_released() for name in "abc"] == [True, True, True]
     assert (await releases.get("r:a").summary())["unmet"] == 0
