@@ -199,7 +199,7 @@ def _table(
     milliseconds = [seconds * 1_000 for seconds in caller.seconds]
     needed = sum(summary.get("needed", 0) for summary in found.releases.values())
     credited = sum(each["releases"] for each in found.authors.values())
-    nested = found.file_count + found.timers("fired") + credited + needed
+    nested = found.file_count + found.timers("fired") + credited + needed + len(found.releases)
     told = sum(sum(counts.values()) for counts in services.counts.values())
     uploads = sum(count for name, count in caller.made.items() if name.startswith("Upload."))
     rows: list[tuple[str, str]] = [
@@ -222,7 +222,7 @@ def _table(
         ("releases published, after so many dependencies", f"{len(found.releases):,} / {needed:,}"),
         ("outcomes and messages in the audit trail", f"{told:,}"),
         *((f"  {what}", f"{count:,}") for what, count in sorted(services.totals().items())),
-        ("publish pipelines, of three steps and a promise", f"{len(found.releases):,}"),
+        ("publish pipelines, of two steps and a promise", f"{len(found.releases):,}"),
         ("files charged to the quotas", f"{sum(files for files, _ in services.charged.values()):,}"),
         ("releases in the index", f"{sum(len(entries) for entries in services.index.values()):,}"),
         ("upload time", f"{ingest_s:.1f} s"),
