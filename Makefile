@@ -39,7 +39,7 @@ quickstart: $(STAMP)
 	@$(BIN)/python -m examples.quickstart $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

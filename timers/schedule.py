@@ -10,6 +10,7 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Any, Final, Literal, get_args
 
@@ -45,6 +46,8 @@ _DURATION: Final = re.compile(
 
 #: First item of the encoded form. Permanent: a reader refuses a version that it does not know.
 _VERSION: Final = 1
+#: Longer stored forms, which have a large payload, are not kept in memory.
+_SHORT_BYTES: Final = 256
 # Positions in these are stored: append only.
 _MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 _MISFIRES: Final[tuple[Misfire, ...]] = get_args(Misfire)
@@ -172,6 +175,10 @@ class TimerSpec:
     @classmethod
     def from_bytes(cls, data: bytes) -> TimerSpec:
         """Read the stored form. Raises `InvalidSchedule` if it is damaged or of a newer version."""
+        return _read_short(data) if len(data) <= _SHORT_BYTES else cls._read(data)
+
+    @classmethod
+    def _read(cls, data: bytes) -> TimerSpec:
         try:
             version, *rest = msgpack.unpackb(data)
             if version != _VERSION:
@@ -184,7 +191,7 @@ class TimerSpec:
                 cron=cron,
                 tz=tz,
                 misfire=_at(_MISFIRES, misfire),
-                retry=RetryPolicy(*retry),
+                retry=_retry_policy(*retry),
                 jitter_ms=jitter_ms,
                 method=method,
                 payload=payload,
@@ -196,6 +203,18 @@ class TimerSpec:
 
     def _cron(self) -> CronSchedule:
         return parse_cron(self.cron, self.tz)
+
+
+@lru_cache(maxsize=1_024)
+def _read_short(data: bytes) -> TimerSpec:
+    """Recurring timers are read at each of their fires, and their stored form stays the same."""
+    return TimerSpec._read(data)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _retry_policy(*fields: Any) -> RetryPolicy:
+    """An application has a handful of these, and very many timers."""
+    return RetryPolicy(*fields)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from actors import DurableObject, TimerInfo
 from actors.testing import LocalRuntime, SystemClock
+from drivers.durable_object import tune_process
 from tests.benchmarks.report import Sample, machine, save
 
 #: Timers of one object, armed by one call each: a write set of 100 timers.
@@ -195,6 +196,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("bench-results"),
 ) -> None:
     """Measure, print ratios first, and save JSON."""
+    tune_process()  # as in a partition's process
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="mainspring-bench-") as name:
         folder = Path(name)
