@@ -848,6 +848,29 @@ async def test_an_execution_outlives_what_keeps_its_segments_from_running_for_an
     assert await handle.result() == "done"
 
 
+async def test_an_execution_that_ends_its_process_three_times_alone_is_buried_and_shown_so() -> None:
+    async with LocalRuntime(memory=True, settings=Settings(careful_solo_ms=HOUR_MS)) as runtime:
+
+        async def code(self: Desk, ctx: DurableContext) -> str:
+            return await ctx.step("slow", self.slow, "slow")  # type: ignore[no-any-return]
+
+        Desk.gate = asyncio.Event()
+        handle = await run(runtime, code)
+        for _ in range(6):
+            await runtime.crash()
+            await runtime.advance(seconds=5)
+        assert len(Desk.log) <= 5, "at first beside others, then three times alone"
+        assert (await handle.status()).status == "buried"
+        with pytest.raises(ExecutionBuried):
+            await handle.result()
+        (letter,) = await runtime.dead_letters()
+        assert letter.crashes == 3
+        Desk.gate.set()
+        assert await runtime.redrive(letter)
+        await runtime.advance(seconds=30)
+        assert await handle.result() == "slow"
+
+
 # --- limits -----------------------------------------------------------------------------------------------
 
 
