@@ -40,6 +40,7 @@ __all__ = [
     "execution_name",
     "execution_timer",
     "is_execution_timer",
+    "is_text",
     "retention_ms",
     "timer_name",
     "told",
@@ -87,6 +88,15 @@ EXECUTION_RETRY: Final = RetryPolicy(max_attempts=20)
 
 #: Wakes the object to forget executions whose time of retention is over.
 PRUNE_TIMER: Final = "\0executions"
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8, and so a database, can keep the text: it can't keep lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def timer_name(execution_id: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import hashlib
 import logging
 import random
@@ -23,7 +24,7 @@ from actors.codec import decode
 from actors.containment import shown
 from actors.current import CURRENT, IN_STEP
 from actors.errors import ExecutionDiverged, InvalidOption, JournalFull, NestedStep, TurnOver
-from actors.execution_rows import DONE, FAILED_STEP, STEP_BITS, ExecutionRow, JournalRow
+from actors.execution_rows import DONE, FAILED_STEP, STEP_BITS, ExecutionRow, JournalRow, is_text
 from actors.logs import log_event
 from actors.wire_errors import decode_error
 from timers.durable_sleep import StepCounter
@@ -151,7 +152,7 @@ class ExecutionRun:
         self.broken: Exception | None = None
         #: encoded arguments that the function starts over with
         self.next_arguments: bytes | None = None
-        self.closed = False
+        self.closed = self._is_closing = False
         self._segment: _Segment | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._activity = 0
@@ -260,8 +261,10 @@ class ExecutionRun:
         coroutine, self.coroutine = self.coroutine, None
         if coroutine is None:
             return
+        self._is_closing = True
         try:
-            coroutine.close()
+            # outside of whatever turn runs now: what a `finally` block writes is none of its business
+            contextvars.Context().run(coroutine.close)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # of a `finally` block, or of code that awaits on
@@ -269,6 +272,8 @@ class ExecutionRun:
                 log_event(
                     logging.INFO, "execution_unwound", f"{self.host.id}: {shown(error)}", object=str(self.host.id)
                 )
+        finally:
+            self._is_closing = False
 
     # --- where the running code is ------------------------------------------------------------------
 
@@ -280,6 +285,8 @@ class ExecutionRun:
 
     def here(self) -> Branch:
         """The branch of the running code. Raises `TurnOver`, `NestedStep`, and `Parked` in a segment that is over."""
+        if self._is_closing:
+            raise Parked
         turn = CURRENT.get()
         owner: object = getattr(turn, "execution", None)
         if turn is None or owner is not self:
@@ -292,11 +299,12 @@ class ExecutionRun:
                 f"{self.host.id}: a step of execution {self.row.execution_id!r} uses the context for a step, a sleep "
                 "or a promise; do that in the durable function, outside of `ctx.step(...)`"
             )
-        if turn is not self.turn or self.is_over:
+        if turn is not self.turn or self.is_over or not self.turn.running:
             task = asyncio.current_task()
             if task is not None and turn is not self.turn:
                 self._tasks.add(task)  # of an earlier segment: the function can't stay as it stands
             raise Parked
+        self.turn.check()  # not from another thread
         self._touch()
         return self._branch()
 
@@ -368,14 +376,12 @@ class ExecutionRun:
     def next_step(self, kind: str, name: str, arguments: bytes) -> JournalRow:
         """The next step's row, as it would be new. Raises `TooManySteps`, and then nothing was taken."""
         branch = self.here()
-        if not isinstance(name, str) or len(name) > _MAX_NAME_CHARACTERS:
+        if not isinstance(name, str) or len(name) > _MAX_NAME_CHARACTERS or not is_text(name):
             raise InvalidOption(
                 f"the name of a {kind} is a text of at most {_MAX_NAME_CHARACTERS} characters, not {name!r}"
             )
         self.steps.take()
-        fingerprint = hashlib.blake2b(
-            arguments, digest_size=8, person=kind.encode(), key=name.encode(errors="replace")[:64]
-        ).digest()
+        fingerprint = hashlib.blake2b(arguments, digest_size=8, person=kind.encode(), key=name.encode()[:64]).digest()
         return JournalRow(self.row.oid, self.row.execution_id, branch.next_step(), kind, name, fingerprint)
 
     def known(self, mine: JournalRow) -> JournalRow | None:

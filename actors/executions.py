@@ -46,6 +46,7 @@ from actors.execution_rows import (
     execution_id_of,
     execution_name,
     execution_timer,
+    is_text,
     retention_ms,
     timer_name,
     told,
@@ -478,7 +479,8 @@ def _known(host: ObjectHost, execution_id: str) -> ExecutionRow:
 
 
 def _check_id(execution_id: object) -> str:
-    if not isinstance(execution_id, str) or not 0 < len(execution_id.encode(errors="replace")) <= _MAX_ID_BYTES:
+    is_kept = isinstance(execution_id, str) and is_text(execution_id)
+    if not isinstance(execution_id, str) or not is_kept or not 0 < len(execution_id.encode()) <= _MAX_ID_BYTES:
         raise InvalidOption(f"execution_id = {execution_id!r}: must be a text of 1 to {_MAX_ID_BYTES} bytes")
     if "\0" in execution_id:
         raise InvalidOption(f"execution_id = {execution_id!r}: must not contain NUL")

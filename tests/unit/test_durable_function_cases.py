@@ -16,6 +16,7 @@ from actors.errors import (
     ExecutionDiverged,
     ExecutionExists,
     InvalidArguments,
+    InvalidOption,
     InvalidPromiseToken,
     JournalFull,
     NestedStep,
@@ -27,10 +28,12 @@ from actors.errors import (
     TurnTimeout,
     WriteOutsideStep,
     WriteSetTooLarge,
+    WrongThread,
 )
 from actors.settings import Settings
 from actors.testing import LocalRuntime
 from timers.backoff import NAMED_TIMER_RETRY
+from timers.errors import InvalidSchedule
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -579,6 +582,141 @@ async def test_a_hundred_steps_awaited_together_run_once_each(runtime: LocalRunt
     handle = await run(runtime, code)
     assert await handle.result() == list(range(100))
     assert Desk.log == list(range(100))
+
+
+@pytest.mark.parametrize("first", [1, 6, 11, 16, 21])
+async def test_branches_that_call_others_happen_once_whichever_commit_the_crash_is_at(first: int) -> None:
+    async def code(self: Desk, ctx: DurableContext) -> Any:
+        async def branch(number: int) -> int:
+            await ctx.step("note", self.noted, number)
+            total: int = await ctx.step("charge", self.charge, 10**number)
+            await ctx.sleep("1s")
+            await ctx.step("again", self.charge, 10 ** (number + 3))
+            return total
+
+        return len(await asyncio.gather(branch(0), branch(1), branch(2)))
+
+    Desk.code = code
+    for crash_at in range(first, first + 5):
+        async with LocalRuntime(partitions=2, memory=True) as runtime:
+            handle = await runtime.namespace(Desk).get("d").flow.start()
+            commits = sum(each["commits"] for each in runtime.status())
+            for _ in range(3_000):
+                await asyncio.sleep(0)
+                runtime.clock.run_due()  # type: ignore[attr-defined]  # a virtual clock
+                if sum(each["commits"] for each in runtime.status()) >= commits + crash_at - 1:
+                    break
+            await runtime.crash()
+            await runtime.advance(seconds=60)
+            assert await handle.result() == 3
+            assert await runtime.namespace(Bank).get("bank").charged() == 111_111
+
+
+async def test_clean_up_in_steps_happens_once_at_the_end_and_not_when_the_function_leaves_memory(
+    runtime: LocalRuntime,
+) -> None:
+    async def code(self: Desk, ctx: DurableContext) -> str:
+        try:
+            await ctx.step("work", self.note, "work")
+            await ctx.sleep("1d")
+        finally:
+            await ctx.step("clean up", self.note, "clean up")
+        return "done"
+
+    handle = await run(runtime, code)
+    assert await runtime.evict(runtime.namespace(Desk).get("d"))
+    await runtime.advance(hours=1)
+    await runtime.crash()
+    assert Desk.log == ["work"]
+    await runtime.advance(days=1)
+    assert await handle.result() == "done"
+    assert Desk.log == ["work", "clean up"]
+
+
+async def test_what_a_function_does_when_it_is_unwound_is_not_written_into_the_turn_that_runs_then(
+    runtime: LocalRuntime,
+) -> None:
+    async def code(self: Desk, ctx: DurableContext) -> str:
+        try:
+            await ctx.sleep("1d")
+        finally:
+            Desk.log.append("unwound")
+            self.storage["unwound"] = 1
+        return "done"
+
+    class Failing(Desk):
+        type_name = "Failing"
+
+        def fail(self) -> None:
+            raise ValueError("the instance goes, and the functions that it keeps with it")
+
+        @durable
+        async def fails(self, ctx: DurableContext) -> None:
+            await ctx.step("fail", self.fail)
+
+    Desk.code = code
+    failing = runtime.namespace(Failing).get("f")
+    await failing.flow.start()
+    await runtime.advance(seconds=1)
+    other = await failing.fails.start()
+    await runtime.advance(seconds=1)
+    with pytest.raises(ValueError, match="instance"):
+        await other.result()
+    assert Desk.log == ["unwound"]
+    assert await failing.noted("unwound") == 0
+
+
+async def test_a_clean_up_step_does_not_run_in_a_turn_that_has_timed_out() -> None:
+    async with LocalRuntime(memory=True, settings=Settings(timer_turn_timeout_ms=60_000)) as runtime:
+
+        async def code(self: Desk, ctx: DurableContext) -> Any:
+            async def hang() -> None:
+                await asyncio.Event().wait()
+
+            try:
+                await ctx.step("hang", hang)
+            finally:
+                await ctx.step("refund", self.note, "refund")
+
+        handle = await run(runtime, code, hours=1)
+        with pytest.raises(TurnTimeout):
+            await handle.result()
+        assert Desk.log == ["refund"]
+
+
+async def test_a_thread_can_not_use_the_context(runtime: LocalRuntime) -> None:
+    async def code(self: Desk, ctx: DurableContext) -> str:
+        try:
+            await asyncio.to_thread(lambda: ctx.step("x", self.note, "x"))
+        except WrongThread:
+            return "refused"
+        return "allowed"
+
+    Desk.code = code
+    handle = await runtime.namespace(Desk).get("d").flow.start(execution_id="x")
+    while (await handle.status()).status == "running":
+        await runtime.advance(seconds=1)
+    assert await handle.result() == "refused"
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 201, 5])
+async def test_names_that_can_not_be_kept_are_refused(runtime: LocalRuntime, name: Any) -> None:
+    async def code(self: Desk, ctx: DurableContext) -> None:
+        await ctx.step(name, self.note, "x")
+
+    handle = await run(runtime, code)
+    with pytest.raises(InvalidOption, match="name"):
+        await handle.result()
+
+
+async def test_a_sleep_for_ages_is_refused(runtime: LocalRuntime) -> None:
+    async def code(self: Desk, ctx: DurableContext) -> str:
+        await ctx.sleep("99999999999999999999d")
+        return "slept"
+
+    handle = await run(runtime, code)
+    with pytest.raises(InvalidSchedule):
+        await handle.result()
 
 
 # --- promises ---------------------------------------------------------------------------------------------
