@@ -22,6 +22,7 @@ from actors.coordinator_store import (
     PartitionRecord,
     SlotMap,
 )
+from actors.disks import DISK_LABEL, DisksPresent
 from actors.errors import DataMissing, WrongPartition
 from actors.logs import log_event
 from actors.partition_leases import PartitionLeases
@@ -99,6 +100,9 @@ class CoordinatorStatus:
     map_version: int
     partitions: tuple[PartitionRecord, ...]
     endpoints: dict[int, Endpoint]
+    #: how long the process of each partition has said nothing, in seconds, and how many were ended for that
+    silent_s: dict[int, float] = field(default_factory=dict)
+    silent_ended: int = 0
     #: of the engine; empty while it is not open
     engine: dict[str, Any] = field(default_factory=dict)
 
@@ -118,6 +122,7 @@ class Coordinator:
         self.moves = SlotMoves(store, self._calls)
         self.leases = PartitionLeases(config.settings.partition_lease_ms, self._end_partition)
         self._wanted: dict[str, asyncio.Event] = {}
+        self._disks = DisksPresent()
 
     @classmethod
     async def open(cls, config: CoordinatorConfig, *, random_bytes: Callable[[int], bytes] = os.urandom) -> Coordinator:
@@ -215,7 +220,24 @@ class Coordinator:
             self._store.slot_map().version,
             tuple(self._store.partitions()),
             dict(self._endpoints),
+            self.leases.silent_s(),
+            self.leases.ended,
         )
+
+    async def absences(self) -> dict[int, str]:
+        """The partitions that Ray can't place, since no node of the cluster has the disk with their files; and why, for
+        people."""
+        present = await self._disks.get()
+        if present is None:
+            return {}
+        return {
+            record.partition: f"partition {record.partition} is not here: its files are on the disk labelled "
+            f"{record.disk} (last served by node {record.node or 'unknown'}, in {self._config.data_dir}), and no "
+            f"living node of this Ray has that disk. It comes back by itself when the node does: start it with "
+            f'--labels "{DISK_LABEL}={record.disk}"'
+            for record in self._store.partitions()
+            if record.disk and record.disk not in present
+        }
 
     def register_class(self, definition: ClassDefinition) -> None:
         """Record where a class comes from. Raises `DuplicateTypeName`."""

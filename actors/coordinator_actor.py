@@ -132,6 +132,11 @@ class CoordinatorActor:
         status = (await self._coordinator()).status()
         return status if engine is None else replace(status, engine={**engine.status(), "pid": os.getpid()})
 
+    @remote_method(max_task_retries=-1)
+    async def absences(self) -> dict[int, str]:
+        """See `Coordinator.absences`."""
+        return await (await self._coordinator()).absences()
+
     async def register_class(self, definition: ClassDefinition) -> None:
         """See `Coordinator.register_class`."""
         (await self._coordinator()).register_class(definition)

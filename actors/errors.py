@@ -81,6 +81,7 @@ __all__ = [
     "OutOfOrder",
     "OutboxFull",
     "Overloaded",
+    "PartitionAbsent",
     "PartitionBusy",
     "PartitionStopped",
     "PoisonCall",
@@ -505,6 +506,10 @@ class InvalidPromiseToken(Rejected):
 
 class ChannelClosed(MainspringError, ConnectionError):
     """The connection to a partition is gone."""
+
+
+class PartitionAbsent(DataMissing, ChannelClosed):
+    """The node with the partition's files is not in the cluster. Calls wait until it is back, or for their deadline."""
 
 
 class AuthenticationFailed(ChannelClosed):

@@ -17,7 +17,8 @@ from ray.exceptions import RayError
 from actors.cluster_file import ClusterFile
 from actors.coordinator import CoordinatorConfig, RuntimeDescription
 from actors.coordinator_actor import CoordinatorActor
-from actors.errors import InvalidOption, MainspringError, RuntimeNotStarted
+from actors.disks import DISK_LABEL, disk_of, disks_of, living_nodes
+from actors.errors import DataMissing, InvalidOption, MainspringError, RuntimeNotStarted
 from actors.local_ray import import_paths
 from actors.logs import log_event
 from actors.partition_actor import CONCURRENCY_GROUPS, PartitionActor, PartitionActorConfig
@@ -49,12 +50,12 @@ __all__ = [
     "stop_partition",
 ]
 
-#: Node label that says which disk a node has: partitions go back to where their files are.
-DISK_LABEL = "mainspring-disk"
 #: How long a clean stop may take before the actor is killed all the same; its files survive both.
 _STOP_TIMEOUT_S = 30.0
 #: How long to wait for a coordinator that is already there to say what it runs.
 _DESCRIBE_TIMEOUT_S = 15.0
+#: How often to look whether a node with a disk that is needed has joined.
+_DISK_POLL_S = 0.5
 
 _ACTOR_OPTIONS: dict[str, Any] = {
     "lifetime": "detached",
@@ -92,10 +93,9 @@ class Launch:
 
 def choose_placement(num_cpus: float) -> Placement:
     """Keep partitions on this node's disk. Raises `InvalidOption` when Ray could move them away from it."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = living_nodes()
     here = ray.get_runtime_context().get_node_id()
-    labels = next((node.get("Labels") or {} for node in nodes if node["NodeID"] == here), {})
-    disk = labels.get(DISK_LABEL)
+    disk = next((disk_of(node) for node in nodes if node["NodeID"] == here), None)
     if disk is None and len(nodes) > 1:
         raise InvalidOption(
             f"this Ray has {len(nodes)} nodes, and partitions must stay where their files are. Start the node that "
@@ -103,8 +103,8 @@ def choose_placement(num_cpus: float) -> Placement:
             f'    ray start --address=... --labels "{DISK_LABEL}=disk1"\n'
             "and start the runtime there."
         )
-    others = sorted({each for node in nodes if (each := (node.get("Labels") or {}).get(DISK_LABEL)) is not None})
-    return Placement(num_cpus, disk, () if disk is None else (disk, *(each for each in others if each != disk)))
+    others = (each for each in disks_of(nodes) if each != disk)
+    return Placement(num_cpus, disk, () if disk is None else (disk, *others))
 
 
 def start_actors(
@@ -138,6 +138,7 @@ def start_actors(
         is_new = description.run_id == config.run_id  # else another process was first
         description = assign_disks(calls, description, placement)
         started.extend(start_partitions(calls, runtime, description, transport, placement, description.partitions))
+        _await_disks(calls, wait_s)
         for partition in description.partitions:
             _ask(calls, partition_actor(partition), "endpoint", wait_s)
     except BaseException:
@@ -145,6 +146,15 @@ def start_actors(
             _kill(calls, reversed(started))
         raise
     return Launch(description, is_new)
+
+
+def _await_disks(calls: RayCalls, wait_s: float) -> None:
+    """Give nodes that are just being started time to join. Raises `DataMissing` for a disk that stays away."""
+    deadline = time.monotonic() + wait_s
+    while absences := _ask(calls, COORDINATOR, "absences", wait_s):
+        if time.monotonic() > deadline:
+            raise DataMissing("; ".join(absences.values()))
+        time.sleep(_DISK_POLL_S)
 
 
 def assign_disks(calls: RayCalls, description: RuntimeDescription, placement: Placement) -> RuntimeDescription:

@@ -159,6 +159,8 @@ class PartitionActor:
         tune_process()
         _extend_import_path(config.import_paths)
         self._config = config
+        #: the process ends, and the next one serves: whoever looks for the partition waits for that
+        self._leaving = False
         self._thread = PartitionThread(f"partition-{config.partition}", config.settings)
         self._thread.start()
         self._started = self._thread.post(self._start())
@@ -232,6 +234,8 @@ class PartitionActor:
     @remote_method(concurrency_group="control", max_task_retries=-1)
     async def endpoint(self) -> Endpoint:
         """Where the partition serves, once it does. Raises why it can't."""
+        if self._leaving:
+            await asyncio.Event().wait()  # until this process ends: Ray then asks the next one
         return await self._on_host(PartitionHost.endpoint)
 
     @remote_method(concurrency_group="control")
@@ -313,6 +317,7 @@ class PartitionActor:
         except PartitionStopped:
             return  # it was asked before
         if endpoint.epoch == epoch:
+            self._leaving = True
             self._metrics.stop()
             self._thread.post(self._leave())
 

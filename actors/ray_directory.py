@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from actors.channel import Channel, ChannelHandler, Endpoint, Hello
 from actors.client import Connect
 from actors.coordinator_store import SlotMap
-from actors.errors import ChannelClosed
+from actors.errors import ChannelClosed, PartitionAbsent
 from actors.link import connect_link
 from actors.logs import log_event
 from actors.node import node_identity
@@ -24,6 +25,10 @@ Transport = Literal["auto", "link", "ray"]
 
 #: How long to wait for the address of a partition that restarts: a restart takes 1 to 2 s, or waits 10 s for a lock.
 _RESOLVE_TIMEOUT_S = 15.0
+#: A partition that has not answered by then may have lost its node: the coordinator is asked. Restarts take 1 to 2 s.
+_ABSENT_AFTER_S = 3.0
+#: How long the coordinator may take to say where a partition's files are.
+_ABSENCES_TIMEOUT_S = 3.0
 #: How long to wait for a newer slot map before going on with the one that is known.
 _MAP_TIMEOUT_S = 5.0
 #: How long the coordinator may wait for a newer map before it answers with the one there is: whoever was answered Stale
@@ -51,6 +56,8 @@ class RayDirectory:
         self._transport = transport
         self._node = node_identity() if node is None else node
         self._endpoints: dict[int, Endpoint] = {}
+        #: partitions without a node, when somebody last looked
+        self._absent: set[int] = set()
         self._use_map(slot_map)
 
     # --- the slot map ---------------------------------------------------------------------------
@@ -99,8 +106,8 @@ class RayDirectory:
     async def connect(self, partition: int, session: bytes, connection: int, handler: ChannelHandler) -> Channel:
         """Open a channel to a partition wherever it runs now.
 
-        Raises OSError or `ChannelClosed` when trying again later makes sense, and the partition's own error
-        (`DataMissing`, `PartitionBusy`, `DataRolledBack`, ...) when it can't serve.
+        Raises OSError or `ChannelClosed` when trying again makes sense (`PartitionAbsent`: once its node is back),
+        and the partition's own error (`DataMissing`, `PartitionBusy`, `DataRolledBack`, ...) when it can't serve.
         """
         known = self._endpoints.get(partition)
         if known is not None:
@@ -139,13 +146,31 @@ class RayDirectory:
         return channel
 
     async def _resolve(self, partition: int) -> Endpoint:
+        if partition in self._absent:
+            # First: Ray keeps each call of an actor that it can't place until it can, and there may be many.
+            await self._check_present(partition)
+        actor = partition_actor(partition)
+        asking = asyncio.ensure_future(self._calls.call_async(actor, "endpoint", timeout_s=_RESOLVE_TIMEOUT_S))
         try:
-            endpoint: Endpoint = await self._calls.call_async(
-                partition_actor(partition), "endpoint", timeout_s=_RESOLVE_TIMEOUT_S
-            )
+            await asyncio.wait({asking}, timeout=_ABSENT_AFTER_S)
+            if not asking.done():
+                await self._check_present(partition)
+            endpoint: Endpoint = await asking
         except ActorUnreachable as error:
             raise ChannelClosed(f"partition {partition} can't be found: {error}") from error
+        finally:
+            asking.cancel()
         return endpoint
+
+    async def _check_present(self, partition: int) -> None:
+        """Raises `PartitionAbsent` when the partition's node is gone; without a coordinator nobody knows."""
+        try:
+            absences = await self._calls.call_async(COORDINATOR, "absences", timeout_s=_ABSENCES_TIMEOUT_S)
+        except ActorUnreachable:
+            return
+        self._absent = set(absences)
+        if partition in absences:
+            raise PartitionAbsent(absences[partition])
 
     async def _open(self, endpoint: Endpoint, session: bytes, connection: int, handler: ChannelHandler) -> Channel:
         hello = Hello(session, connection, endpoint.partition, endpoint.epoch)

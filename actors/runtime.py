@@ -288,11 +288,18 @@ class Runtime(DeadLetters, CoordinatorViews):
         return {number: status["pid"] for number, status in self._ask_partitions().items() if "pid" in status}
 
     def _ask_partitions(self) -> dict[int, Any]:
-        return {number: self._ask(partition_actor(number)) for number in self._partitions()}
+        absences = self._ask(COORDINATOR, "absences")  # those have nobody who could answer
+        return {
+            number: {"error": f"PartitionAbsent: {absences[number]}"}
+            if number in absences
+            else self._ask(partition_actor(number))
+            for number in self._partitions()
+        }
 
     def _ask_wheels(self) -> dict[str, Any]:
         try:
-            return {name: self._ask(name) for name in find_wheels(self._calls)}
+            names = self._calls.ask_ray(lambda: find_wheels(self._calls), _REGISTER_TIMEOUT_S)
+            return {name: self._ask(name) for name in names}
         except Exception as error:  # as in `_ask`: Ray itself may be what is not well
             return {"error": f"{type(error).__name__}: {error}"}
 

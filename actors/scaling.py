@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.address import SLOTS
-from actors.errors import InvalidOption, PartitionStopped, ScaleTimeout
+from actors.errors import InvalidOption, ScaleTimeout
 from actors.launch import assign_disks, choose_placement, start_partitions, stop_partition
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
 from actors.ray_directory import Transport
@@ -87,16 +87,13 @@ class Scaling:
         """
         for number in sorted(self._ask("describe").partitions):
             epoch = self._epoch(number)
-            while self._epoch(number) == epoch:
+            while self._epoch(number) == epoch:  # it waits while the process is being exchanged
                 self._insist(lambda n=number: self._call(n, "restart", epoch))  # type: ignore[misc]  # noqa: B023
                 self._pause(f"partition {number} comes to rest")
 
     def _epoch(self, number: int) -> int:
-        """The epoch that the partition serves in. While it stops it has none: -1."""
-        try:
-            return int(self._insist(lambda: self._call(number, "endpoint")).epoch)
-        except PartitionStopped:
-            return -1
+        """The epoch that the partition serves in, once it does."""
+        return int(self._insist(lambda: self._call(number, "endpoint")).epoch)
 
     def _call(self, number: int, method: str, *args: Any) -> Any:
         return self._calls.call(partition_actor(number), method, *args, timeout_s=self._left_s())

@@ -77,12 +77,15 @@ class EngineReport(_Report):
 
 class CoordinatorReport(_Report):
     """What the coordinator knows: the version of the slot map, and of each partition its highest epoch and commit, its
-    node and directory."""
+    node, directory and disk. `silent_s`: how long its process has said nothing; `silent_ended`: how often one was ended
+    for that, since the coordinator started."""
 
     cluster_id: str = ""
     map_version: int = 0
     partitions: tuple[dict[str, Any], ...] = ()
     endpoints: dict[int, dict[str, Any]] = {}
+    silent_s: dict[int, float] = {}
+    silent_ended: int = 0
     engine: EngineReport = EngineReport()
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import ray
 
+from actors.client import Client
 from actors.errors import InvalidOption, WrongPartition
 from actors.namespace import Stub
-from actors.ray_calls import COORDINATOR
+from actors.ray_calls import COORDINATOR, RayCalls, ray_namespace
+from actors.ray_directory import RayDirectory
 from actors.runtime import Runtime
 from actors.scaling import ScaleProgress
 from tests.cluster.apps import Bell, Ledger
@@ -137,3 +139,58 @@ async def test_new_code_is_rolled_out_under_load_without_an_error(runtime: Runti
     await load.check()
     with pytest.raises(InvalidOption, match="can't leave"):
         await asyncio.to_thread(runtime.drain, "elsewhere")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_ten_deployments_in_a_row_under_load_show_no_error_to_old_callers_or_new_ones(runtime: Runtime) -> None:
+    load = Load(runtime, KEYS[:60])
+    newcomers = Newcomers(runtime)
+    load.start()
+    calling = asyncio.ensure_future(newcomers.run())
+    for _ in range(10):
+        before = await asyncio.to_thread(runtime.partition_pids)
+        await asyncio.to_thread(runtime.deploy, timeout_s=120)
+        after = await asyncio.to_thread(runtime.partition_pids)
+        assert not set(before.values()) & set(after.values())
+        seen = await newcomers.more(newcomers.count)
+        await load.answered_more(load.count, 100, KEYS[:60])
+    newcomers.going = False
+    await calling
+    await load.stop()
+    assert await runtime.namespace(Ledger).get("newcomers").total() == newcomers.count
+    print(f"{await load.check()} calls, longest pause {load.longest_s:.2f} s; {seen} calls of new clients")
+
+
+class Newcomers:
+    """Clients that have never spoken to any partition, one after the other, each with one call."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._ref = runtime.namespace(Ledger).get("newcomers")._target.ref
+        self.count = 0
+        self.going = True
+
+    async def run(self) -> None:
+        while self.going:
+            runtime = self._runtime
+            directory = RayDirectory(
+                RayCalls(ray_namespace(runtime.name)),
+                runtime._directory.slot_map,
+                runtime._description.secret,
+                runtime.settings,
+            )
+            client = Client(directory, runtime.settings)
+            try:
+                answer = await client.call(self._ref, "newcomers", "apply", (f"{self.count}",), {})
+            finally:
+                await client.close()
+            assert answer[0] == 1
+            self.count += 1
+
+    async def more(self, than: int) -> int:
+        deadline = time.monotonic() + 60
+        while self.count <= than:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        return self.count

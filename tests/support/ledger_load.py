@@ -11,6 +11,9 @@ from tests.cluster.apps import Ledger
 
 __all__ = ["Load"]
 
+#: How long calls may take to be answered whatever happens: only a bound.
+_PATIENCE_S = 120.0
+
 
 class Load:
     """Each key has one caller. `errors` is what callers saw; `longest_s` the longest pause of a key."""
@@ -44,8 +47,25 @@ class Load:
             number += 1
             await asyncio.sleep(self._pause_s)
 
+    @property
+    def count(self) -> int:
+        """How many calls have been answered."""
+        return sum(len(tokens) for tokens in self.acknowledged.values())
+
+    async def answered_more(self, than: int, by: int = 100, keys: Sequence[str] = ()) -> int:
+        """Wait until so many more calls have been answered, and one more of each of these keys; how many in all."""
+        assert self._running is not None
+        before = {key: len(self.acknowledged[key]) for key in keys}
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.count < than + by or any(len(self.acknowledged[key]) <= before[key] for key in keys):
+            assert time.monotonic() < deadline, f"{self.count - than} calls have been answered, not {by}"
+            if self._running.done():
+                self._running.result()
+            await asyncio.sleep(0.02)
+        return self.count
+
     async def check(self) -> int:
         """Each acknowledged call was applied once, and nothing else was; how many there were."""
         for key, tokens in self.acknowledged.items():
             assert await self.ledgers.get(key).applied() == dict.fromkeys(tokens, 1)
-        return sum(len(tokens) for tokens in self.acknowledged.values())
+        return self.count

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors import launch, local_ray
+from actors import disks, launch, local_ray
 from actors.errors import InvalidOption, RuntimeNotStarted
 from actors.launch import DISK_LABEL, choose_placement
 from actors.local_ray import Connection, connect_ray_cluster, ensure_ray, import_paths
@@ -175,6 +175,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch, *labels: dict[str, str]) -> None:
         get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "0"),
     )
     monkeypatch.setattr(launch, "ray", fake)
+    monkeypatch.setattr(disks, "ray", fake)
 
 
 def test_on_a_single_node_partitions_need_no_label(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from actors import ray_directory
 from actors.channel import Channel, Endpoint
 from actors.coordinator_store import SlotMap, SlotRange
-from actors.errors import ChannelClosed, DataMissing
+from actors.errors import ChannelClosed, DataMissing, PartitionAbsent
 from actors.link_server import LinkServer
 from actors.ray_calls import ActorUnreachable
 from actors.ray_directory import RayDirectory, Transport
@@ -34,9 +35,17 @@ class FakeCalls:
         self.answers: dict[tuple[str, str], Any] = {}
         self.asked: list[tuple[str, str]] = []
         self.actor: Any = None
+        #: what gives no answer before `speak`
+        self.silent: set[tuple[str, str]] = set()
+        self.speak = asyncio.Event()
+        self.absences_asked = asyncio.Event()
 
     async def call_async(self, actor: str, method: str, *args: Any, timeout_s: float) -> Any:
         self.asked.append((actor, method))
+        if method == "absences":
+            self.absences_asked.set()
+        if (actor, method) in self.silent:
+            await self.speak.wait()
         answer = self.answers.get((actor, method), ActorUnreachable(f"{actor} is down"))
         if isinstance(answer, Exception):
             raise answer
@@ -235,3 +244,32 @@ async def test_without_a_coordinator_the_known_map_goes_on(bench: Bench) -> None
     directory = bench.directory()
     await directory.refresh(1)
     assert (directory.map_version, directory.partition_of(0)) == (1, 0)
+
+
+async def test_a_partition_whose_node_is_gone_says_so_and_ray_is_not_asked_again_before_it_is_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_directory, "_ABSENT_AFTER_S", 0.01)
+    bench.calls.silent.add(("partition-0000", "endpoint"))
+    bench.calls.answers["coordinator", "absences"] = {0: "its files are on disk d2 of node n7, in /data"}
+    directory = bench.directory()
+    for _ in range(3):
+        with pytest.raises(PartitionAbsent, match="n7, in /data"):
+            await bench.connect(directory)
+    assert bench.calls.asked.count(("partition-0000", "endpoint")) == 1
+    bench.calls.answers["coordinator", "absences"] = {}
+    bench.calls.silent.clear()
+    await bench.serve(epoch=2)
+    assert (await bench.connect(directory)).peer.epoch == 2
+
+
+async def test_while_a_partition_restarts_and_nobody_knows_more_its_address_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_directory, "_ABSENT_AFTER_S", 0.01)
+    await bench.serve()
+    bench.calls.silent.add(("partition-0000", "endpoint"))
+    connecting = asyncio.ensure_future(bench.connect(bench.directory()))
+    await bench.calls.absences_asked.wait()
+    bench.calls.speak.set()
+    assert (await connecting).peer.epoch == 1
