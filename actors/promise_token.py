@@ -70,7 +70,10 @@ class PromiseAddress:
             texts = all(isinstance(each, str) for each in (type_name, key, execution_id))
             if not texts or not isinstance(step, int) or not 0 <= step < 2**63:
                 raise ValueError("not an address")
-            return cls(type_name, key, execution_id, step), _bytes(secret)
+            found = cls(type_name, key, execution_id, step)
+            if found.token(_bytes(secret)) != token:  # the last character has bits that say nothing
+                raise ValueError("another text for the same promise")
+            return found, _bytes(secret)
         except (ValueError, TypeError, binascii.Error, msgpack.UnpackException) as error:
             raise InvalidPromiseToken(f"this is not the token of a promise ({error}); nothing was resolved") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from typing import Any, ClassVar
@@ -30,6 +31,7 @@ from actors.errors import (
     WriteSetTooLarge,
     WrongThread,
 )
+from actors.promise_token import PromiseAddress
 from actors.settings import Settings
 from actors.testing import LocalRuntime
 from timers.backoff import NAMED_TIMER_RETRY
@@ -830,6 +832,14 @@ async def test_a_token_is_good_for_its_own_promise_alone(runtime: LocalRuntime) 
                 with pytest.raises(InvalidPromiseToken):
                     await namespace.resolve_promise(f"{address}.{secret}", "forged")
     assert (await other.status()).status == "running"
+
+
+def test_a_promise_has_one_token_and_no_other_text_is_taken_for_it() -> None:
+    token = PromiseAddress("Desk", "k", "x", 7).token(bytes(range(32)))
+    assert PromiseAddress.parse(token) == (PromiseAddress("Desk", "k", "x", 7), bytes(range(32)))
+    for last in set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=.") - {token[-1]}:
+        with contextlib.suppress(InvalidPromiseToken):
+            assert PromiseAddress.parse(token[:-1] + last)[1] != bytes(range(32))
 
 
 # --- starting, canceling, the end -------------------------------------------------------------------------
