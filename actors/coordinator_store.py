@@ -32,6 +32,8 @@ __all__ = [
 SECRET_BYTES = 32
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
 SCHEMA_VERSION = 3
+#: Whoever looks at the file with a tool of his own may hold its lock: that is waited for, as partitions do for theirs.
+BUSY_TIMEOUT_S = 30.0
 
 coordinator_migrations = Migrations("mainspring_coordinator")
 
@@ -222,6 +224,7 @@ class CoordinatorStore:
             connection.executemany(INSERT_SLOT, enumerate(owners))
             connection.execute("COMMIT")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("PRAGMA journal_mode = WAL")  # here, where nobody else can have the file open
         finally:
             connection.close()
         os.link(draft, path)  # unlike a rename, never replaces a file that is there
@@ -237,7 +240,8 @@ class CoordinatorStore:
                 f"{path} is missing. It held the slot map of this cluster; bring it back from a backup. "
                 "A coordinator never makes a new map beside partitions that have data."
             )
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None)
+        uri = f"{path.resolve().as_uri()}?mode=rw"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
         try:
             db = Database(connection)
             (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -15,12 +15,11 @@ from actors.channel import Channel, ChannelHandler, Endpoint
 from actors.coordinator import OpeningFacts, Verdict
 from actors.coordinator_store import ClassDefinition, SlotMap
 from actors.departure import Departures
-from actors.errors import DataMissing, DataRolledBack, Fenced, PartitionStopped
+from actors.errors import DataMissing, DataRolledBack, Fenced, PartitionStopped, WrongPartition
 from actors.link_server import LinkServer
 from actors.logs import log_event
 from actors.metrics import Snapshot
 from actors.opening import RETRY_S, Opening
-from actors.ray_calls import ActorUnreachable
 from actors.ray_transport_server import RayTransportServer
 from actors.settings import Settings
 from drivers.files import partition_directory
@@ -241,7 +240,9 @@ class PartitionHost:
         config = self._config
         try:
             facts = await self._coordinator.opening_facts(config.partition)
-        except ActorUnreachable as error:
+        except WrongPartition:
+            raise
+        except Exception as error:
             path = partition_directory(config.data_dir, config.partition)
             if (path / "partition.sqlite").exists():
                 return OpenOrder(False, [], 0), True  # files first: what is here can be served without anybody
@@ -279,10 +280,12 @@ class PartitionHost:
         while True:
             try:
                 verdict = await (self._report(serving) if announced else self._announce(serving))
-            except ActorUnreachable as error:
+            except WrongPartition:
+                raise  # it answers, and knows no such partition
+            except Exception as error:  # also a coordinator that can't write: it is of no use, and stops nothing either
                 if not silent:
                     silent = True
-                    self._log(logging.WARNING, "coordinator_unreachable", f"Serving without the coordinator: {error}")
+                    self._log(logging.WARNING, "coordinator_unreachable", f"Serving without the coordinator: {error!r}")
                 announced = False  # a coordinator that comes back has forgotten where this partition is
                 await asyncio.sleep(self._announce_retry_s)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from actors.errors import (
     Fenced,
     PartitionBusy,
     PartitionStopped,
+    WrongPartition,
 )
 from actors.link import connect_link
 from actors.partition_host import HostConfig, OpenOrder, PartitionHost
@@ -37,6 +39,7 @@ class FakeCoordinator:
 
     def __init__(self, *, initialised: bool = True, min_commit_seq: int = 0) -> None:
         self.up = True
+        self.error: Exception = ActorUnreachable("the coordinator is down")
         self.is_initialised = initialised
         self.min_commit_seq = min_commit_seq
         self.verdict = Verdict.ACCEPTED
@@ -47,7 +50,7 @@ class FakeCoordinator:
         self.log.append(what)
         if not self.up:
             self.told.put_nowait(("unanswered",))
-            raise ActorUnreachable("the coordinator is down")
+            raise self.error
 
     async def opening_facts(self, partition: int) -> OpeningFacts:
         self._answer("facts")
@@ -320,3 +323,46 @@ async def test_moves_that_have_not_ended_are_told_with_each_report(tmp_path: Pat
             while await told.get() != ("settle_moves", 0, {"m1": ("incoming", 7)}):
                 pass
             assert bench.coordinator.log[-2:] == ["report", "settle_moves"]
+
+
+BROKEN = [
+    sqlite3.OperationalError("database or disk is full"),
+    DataMissing("the coordinator's file is gone"),
+    ZeroDivisionError("no"),
+]
+
+
+@pytest.mark.parametrize("error", BROKEN, ids=lambda error: type(error).__name__)
+async def test_a_coordinator_that_fails_stops_no_partition_and_is_told_again_once_it_works(
+    tmp_path: Path, error: Exception
+) -> None:
+    async with hosted(tmp_path) as bench:
+        told = bench.coordinator.told
+        assert (await told.get())[0] == "announce"
+        bench.coordinator.error = error
+        bench.coordinator.up = False
+        for _ in range(3):
+            while await told.get() != ("unanswered",):
+                pass
+        bench.coordinator.up = True
+        while (await told.get())[0] != "announce":
+            pass
+        assert not bench.ended.done()
+
+
+@pytest.mark.parametrize("error", BROKEN, ids=lambda error: type(error).__name__)
+async def test_a_partition_with_files_opens_although_the_coordinator_fails(tmp_path: Path, error: Exception) -> None:
+    with_files(tmp_path)
+    coordinator = FakeCoordinator()
+    coordinator.up, coordinator.error = False, error
+    async with hosted(tmp_path, coordinator) as bench:
+        await bench.host.endpoint()
+        assert bench.orders == [OpenOrder(False, [], 0)]
+
+
+async def test_a_partition_that_the_coordinator_does_not_know_ends_its_process(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as bench:
+        await bench.coordinator.told.get()
+        bench.coordinator.error = WrongPartition("there is no partition 0")
+        bench.coordinator.up = False
+        assert isinstance(await bench.ended, WrongPartition)
