@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from actors import live_files
 from actors.address import ObjectId, slot_of
 from actors.codec import decode, encode
 from actors.dead_letters import DeadLetter
@@ -47,6 +48,8 @@ class Admin:
             "redrive": self._redrive,
             "discard": self._discard,
             "status": partition.status,
+            "read": lambda query, parameters: live_files.read(partition.config, query, parameters),
+            "check": lambda: live_files.check(partition.config),
             "take_in": partition.arrivals.take_in,
             "witnesses": self._witnesses,
             "wake_publication": self._wake_publication,

@@ -9,15 +9,31 @@ from typing import Annotated
 import typer
 
 from actors.cli_operations import register
-from actors.cli_support import AsJson, ClusterAddress, DataDir, Limit, RuntimeName, connected, explained, show
+from actors.cli_support import (
+    AsJson,
+    ClusterAddress,
+    Limit,
+    LiveOrFiles,
+    RuntimeName,
+    connected,
+    explained,
+    read,
+    say,
+    show,
+)
 from actors.errors import InvalidOption, MainspringError
-from drivers.inspection import DEAD_LETTERS, OBJECTS, TIMERS, find_partitions, integrity, read_all
+from actors.live_files import check_running
+from drivers.inspection import DEAD_LETTERS, OBJECTS, TIMERS, find_partitions, integrity
 from timers.registry import TimerKind
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Durable objects on Ray: look into a runtime or into its files.", no_args_is_help=True)
 register(app)
+
+
+#: Columns of `status`: what one wants to see first.
+_SHOWN = ("epoch", "slots", "active_objects", "held_calls", "fires", "oldest_due_ms", "dead_letters", "lateness_p99_ms")
 
 
 def _instant(epoch_ms: int | None) -> str | None:
@@ -33,11 +49,23 @@ def version() -> None:
 
 
 @app.command()
-def status(name: RuntimeName = "default", address: ClusterAddress = None) -> None:
-    """What the partitions of a running runtime are doing, as JSON."""
+def status(name: RuntimeName = "default", address: ClusterAddress = None, as_json: AsJson = False) -> None:
+    """What a running runtime is doing; --json has all that is known."""
     with explained(), connected(name, address) as runtime:
-        document = runtime.status().model_dump_json(indent=2)
-    typer.echo(document)
+        found = runtime.status()
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    rows = [
+        {"partition": number, **{each: getattr(report, each) for each in _SHOWN}, "error": report.error}
+        for number, report in sorted(found.partitions.items())
+    ]
+    show(f"runtime {found.name!r}", rows, as_json=False)
+    moves = found.moves
+    typer.echo(f"slot map version {found.coordinator.map_version}; slots moved {moves.moved} of {moves.wanted}")
+    for what, error in (("coordinator", found.coordinator.error), ("moves", moves.error or moves.last_error)):
+        if error:
+            typer.echo(f"{what}: {error}")
 
 
 def _kind(number: int) -> str:
@@ -46,25 +74,33 @@ def _kind(number: int) -> str:
 
 @app.command()
 def objects(
-    data_dir: DataDir,
+    data_dir: LiveOrFiles = None,
     type_name: Annotated[str | None, typer.Option("--class", help="Only objects of this class.")] = None,
     limit: Limit = 100,
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """The objects in a data directory."""
+    """The objects of a runtime."""
     with explained():
         rows = [
             {"partition": number, **row, "next_due": _instant(row["next_due"])}
-            for number, row in read_all(data_dir, OBJECTS, **{"class": type_name, "limit": limit})
+            for number, row in read(data_dir, name, address, OBJECTS, **{"class": type_name, "limit": limit})
         ]
     show("objects", rows[:limit], as_json)
 
 
 @app.command()
-def timers(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False) -> None:
-    """The timers in a data directory, earliest first."""
+def timers(
+    data_dir: LiveOrFiles = None,
+    limit: Limit = 100,
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """The timers of a runtime, earliest first."""
     with explained():
-        found = sorted(read_all(data_dir, TIMERS, limit=limit), key=lambda each: each[1]["due_ms"])
+        found = sorted(read(data_dir, name, address, TIMERS, limit=limit), key=lambda each: each[1]["due_ms"])
     rows = [
         {
             "partition": number,
@@ -83,7 +119,13 @@ def timers(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False) -> No
 
 
 @app.command(name="dead-letters")
-def dead_letters(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False) -> None:
+def dead_letters(
+    data_dir: LiveOrFiles = None,
+    limit: Limit = 100,
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
+    as_json: AsJson = False,
+) -> None:
     """What has used up its tries, with its last error."""
     with explained():
         rows = [
@@ -97,7 +139,7 @@ def dead_letters(data_dir: DataDir, limit: Limit = 100, as_json: AsJson = False)
                 "crashes": row["crashes"],
                 "error": row["error"] if as_json else row["error"].strip().rpartition("\n")[2],
             }
-            for number, row in read_all(data_dir, DEAD_LETTERS, limit=limit)
+            for number, row in read(data_dir, name, address, DEAD_LETTERS, limit=limit)
         ]
     show("dead letters", rows[:limit], as_json)
 
@@ -108,9 +150,10 @@ def redrive(
     letter: Annotated[int, typer.Argument(help="Its id there.")],
     name: RuntimeName = "default",
     address: ClusterAddress = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a dead letter again, with all its tries."""
-    _deal_with("redrive", partition, letter, name, address)
+    _deal_with("redrive", partition, letter, name, address, as_json)
 
 
 @app.command()
@@ -119,12 +162,13 @@ def discard(
     letter: Annotated[int, typer.Argument(help="Its id there.")],
     name: RuntimeName = "default",
     address: ClusterAddress = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forget a dead letter."""
-    _deal_with("discard", partition, letter, name, address)
+    _deal_with("discard", partition, letter, name, address, as_json)
 
 
-def _deal_with(operation: str, partition: int, letter: int, name: str, address: str | None) -> None:
+def _deal_with(operation: str, partition: int, letter: int, name: str, address: str | None, as_json: bool) -> None:
     with explained(), connected(name, address) as runtime:
 
         async def ask() -> bool:
@@ -135,17 +179,24 @@ def _deal_with(operation: str, partition: int, letter: int, name: str, address: 
 
         if not runtime.run_sync(ask):
             raise MainspringError(f"partition {partition} has no dead letter {letter} (any more)")
-    typer.echo(f"{operation}: done")
+    say(f"{operation}: done", as_json, operation=operation, partition=partition, id=letter)
 
 
 @app.command()
-def verify(data_dir: DataDir, as_json: AsJson = False) -> None:
+def verify(
+    data_dir: LiveOrFiles = None,
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
+    as_json: AsJson = False,
+) -> None:
     """Check every partition file: SQLite's own integrity check, and timers against their directory."""
-    rows = []
     with explained():
-        for number, path in find_partitions(data_dir):
-            verdict, lost = integrity(path)
-            rows.append({"partition": number, "integrity": verdict, "lost_timers": lost})
+        if data_dir is not None:
+            found = [(number, integrity(path)) for number, path in find_partitions(data_dir)]
+        else:
+            with connected(name, address) as runtime:
+                found = runtime.run_sync(lambda: check_running(runtime.client()))
+    rows = [{"partition": number, "integrity": verdict, "lost_timers": lost} for number, (verdict, lost) in found]
     show("verification", rows, as_json)
     if any(row["integrity"] != "ok" or row["lost_timers"] for row in rows):
         raise typer.Exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +11,19 @@ import typer
 from rich.progress import Progress
 
 from actors.address import slot_of
-from actors.cli_support import AsJson, ClusterAddress, DataDir, RuntimeName, connected, explained, show
+from actors.cli_support import (
+    AsJson,
+    ClusterAddress,
+    DataDir,
+    RuntimeName,
+    connected,
+    explained,
+    read,
+    say,
+    show,
+)
 from actors.coordinator_rebuild import rebuild_coordinator as rebuild
 from actors.errors import InvalidOption
-from drivers.inspection import read_all
 from drivers.snapshot import restore as restore_snapshot
 from drivers.snapshot import snapshot as make_snapshot
 
@@ -45,11 +53,11 @@ def start(
     runtime.stop()
 
 
-def stop(name: RuntimeName = "default", address: ClusterAddress = None) -> None:
+def stop(name: RuntimeName = "default", address: ClusterAddress = None, as_json: AsJson = False) -> None:
     """Stop a running runtime for everybody; its data stays."""
     with explained(), connected(name, address) as runtime:
         runtime.stop()
-    typer.echo(f"runtime {name!r} was stopped")
+    say(f"runtime {name!r} was stopped", as_json, name=name, stopped=True)
 
 
 def scale(
@@ -57,35 +65,37 @@ def scale(
     name: RuntimeName = "default",
     address: ClusterAddress = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it.", min=1)] = 600.0,
+    as_json: AsJson = False,
 ) -> None:
     """Change the number of partitions while everything goes on."""
     with explained(), connected(name, address) as runtime:
-        with Progress(transient=True) as bar:
+        with Progress(transient=True, disable=as_json) as bar:
             task = bar.add_task("moving slots", total=None)
             runtime.scale(
                 partitions,
                 timeout_s=timeout,
                 progress=lambda told: bar.update(task, total=told.slots_wanted, completed=told.slots_moved),
             )
-    typer.echo(f"runtime {name!r} has {partitions} partitions")
+    say(f"runtime {name!r} has {partitions} partitions", as_json, name=name, partitions=partitions)
 
 
-def deploy(name: RuntimeName = "default", address: ClusterAddress = None) -> None:
+def deploy(name: RuntimeName = "default", address: ClusterAddress = None, as_json: AsJson = False) -> None:
     """Start the partitions' processes again, one at a time, with the code as it is now."""
     with explained(), connected(name, address) as runtime:
         runtime.deploy()
-    typer.echo(f"runtime {name!r} runs the new code")
+    say(f"runtime {name!r} runs the new code", as_json, name=name, deployed=True)
 
 
 def drain(
     node: Annotated[str, typer.Argument(help="The node, as `status` names it.")],
     name: RuntimeName = "default",
     address: ClusterAddress = None,
+    as_json: AsJson = False,
 ) -> None:
     """Move every slot away from a node."""
     with explained(), connected(name, address) as runtime:
         runtime.drain(node)
-    typer.echo(f"no slot is on {node} any more")
+    say(f"no slot is on {node} any more", as_json, name=name, drained=node)
 
 
 def move(
@@ -95,6 +105,7 @@ def move(
     key: Annotated[str | None, typer.Option(help="Key of an object in the slot.")] = None,
     name: RuntimeName = "default",
     address: ClusterAddress = None,
+    as_json: AsJson = False,
 ) -> None:
     """Move one slot, given by its number or by an object in it."""
     with explained(), connected(name, address) as runtime:
@@ -103,21 +114,29 @@ def move(
                 raise InvalidOption("give the slot by --slot, or by --class and --key of an object in it")
             slot = slot_of(type_name, key)
         runtime.move(slot, partition)
-    typer.echo(f"slot {slot} is at partition {partition}")
+    say(f"slot {slot} is at partition {partition}", as_json, slot=slot, partition=partition)
 
 
-def snapshot(data_dir: DataDir, target: Annotated[Path, typer.Argument(help="A new directory for the copy.")]) -> None:
+def snapshot(
+    data_dir: DataDir,
+    target: Annotated[Path, typer.Argument(help="A new directory for the copy.")],
+    as_json: AsJson = False,
+) -> None:
     """Copy the data of a stopped runtime, whole."""
     with explained():
         count = make_snapshot(data_dir, target)
-    typer.echo(f"copied {count} files to {target}")
+    say(f"copied {count} files to {target}", as_json, files=count, target=target)
 
 
-def restore(source: DataDir, data_dir: Annotated[Path, typer.Argument(help="A new data directory.")]) -> None:
+def restore(
+    source: DataDir,
+    data_dir: Annotated[Path, typer.Argument(help="A new data directory.")],
+    as_json: AsJson = False,
+) -> None:
     """Make a data directory from a snapshot."""
     with explained():
         count = restore_snapshot(source, data_dir)
-    typer.echo(f"copied {count} files to {data_dir}")
+    say(f"copied {count} files to {data_dir}", as_json, files=count, target=data_dir)
 
 
 def rebuild_coordinator(
@@ -138,16 +157,18 @@ def rebuild_coordinator(
 
 
 def sql(
-    data_dir: DataDir,
-    query: Annotated[str, typer.Argument(help="A query; it can only read.")],
+    words: Annotated[list[str], typer.Argument(metavar="[DATA_DIR] QUERY", help="A query; it can only read.")],
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a query on every partition file; the tables are in docs/architecture.md."""
     with explained():
-        try:
-            rows = [{"partition": number, **row} for number, row in read_all(data_dir, query)]
-        except sqlite3.Error as error:
-            raise InvalidOption(f"the query can't be run: {error}") from error
+        *directories, query = words
+        if len(directories) > 1:
+            raise InvalidOption("give a data directory and a query, the query in quotes; or the query alone")
+        data_dir = Path(directories[0]) if directories else None
+        rows = [{"partition": number, **row} for number, row in read(data_dir, name, address, query)]
     show("rows", rows, as_json)
 
 

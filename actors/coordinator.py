@@ -25,6 +25,7 @@ from actors.coordinator_store import (
 from actors.disks import DISK_LABEL, DisksPresent
 from actors.errors import DataMissing, WrongPartition
 from actors.logs import log_event
+from actors.metrics import Snapshot
 from actors.partition_leases import PartitionLeases
 from actors.process_id import ProcessId
 from actors.ray_calls import RayCalls, partition_actor, ray_namespace
@@ -105,6 +106,8 @@ class CoordinatorStatus:
     silent_ended: int = 0
     #: of the engine; empty while it is not open
     engine: dict[str, Any] = field(default_factory=dict)
+    #: owners that were told to stop, since this process began
+    fences: int = 0
 
 
 class Coordinator:
@@ -120,6 +123,7 @@ class Coordinator:
         self._endpoints: dict[int, Endpoint] = {}
         self._calls = RayCalls(ray_namespace(config.runtime))
         self.moves = SlotMoves(store, self._calls)
+        self._fences = 0
         self.leases = PartitionLeases(config.settings.partition_lease_ms, self._end_partition)
         self._wanted: dict[str, asyncio.Event] = {}
         self._disks = DisksPresent()
@@ -222,7 +226,25 @@ class Coordinator:
             dict(self._endpoints),
             self.leases.silent_s(),
             self.leases.ended,
+            fences=self._fences,
         )
+
+    def snapshot(self) -> Snapshot:
+        """What the coordinator counts, for metrics."""
+        progress = self.moves.progress()
+        silent_s = self.leases.silent_s().values()
+        numbers = {
+            "slots_moved": progress["moved"],
+            "moves_put_off": progress["put_off"],
+            "move_bytes": progress["bytes_sent"],
+            "move_errors": progress["errors"],
+            "moves": len(progress["moves"]),
+            "fences": self._fences,
+            "silences": self.leases.ended,
+            "map_version": self._store.slot_map().version,
+            "silent_ms": round(max(silent_s, default=0) * 1_000),
+        }
+        return Snapshot(numbers, {})
 
     async def absences(self) -> dict[int, str]:
         """The partitions that Ray can't place, since no node of the cluster has the disk with their files; and why, for
@@ -336,6 +358,7 @@ class Coordinator:
     def _judge(self, record: PartitionRecord, epoch: int) -> Verdict:
         if epoch >= record.epoch:
             return Verdict.ACCEPTED
+        self._fences += 1
         log_event(
             logging.WARNING,
             "partition_fenced",

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import ray.util.metrics
+
 from actors.channel import Endpoint
 from actors.coordinator import (
     Coordinator,
@@ -24,6 +26,7 @@ from actors.coordinator_services import SERVICES
 from actors.coordinator_store import ClassDefinition, SlotMap
 from actors.errors import InvalidOption, PartitionStopped
 from actors.logs import log_to_stderr
+from actors.metrics import COORDINATOR, MetricsExporter, RayMetrics, Snapshot
 from actors.opening import Opening
 from actors.process_id import ProcessId
 from actors.ray_calls import remote_method
@@ -33,6 +36,8 @@ __all__ = ["CoordinatorActor"]
 
 #: What the process exits with when its engine must not go on; Ray starts it again.
 EXIT_ENGINE = 86
+#: The metrics' thread waits so long for the loop before it gives that round up.
+_LOOK_TIMEOUT_S = 10.0
 
 
 def _exit_process(error: BaseException) -> None:
@@ -51,9 +56,24 @@ class CoordinatorActor:
         self._stopped = False
         self._opening = Opening("The coordinator", lambda: Coordinator.open(config))
         self._start = asyncio.ensure_future(self._opening.run())
+        self._metrics = self._export_metrics(config)
         # Beside it: without its engine's file a coordinator still knows the slot map.
         self._engine_opening = Opening("The coordinator's engine", partial(self._open_engine, config))
         self._engine_start = asyncio.ensure_future(self._engine_opening.run())
+
+    def _export_metrics(self, config: CoordinatorConfig) -> MetricsExporter:
+        loop = asyncio.get_running_loop()
+
+        async def snapshot() -> Snapshot:
+            return (await self._coordinator()).snapshot()
+
+        def look() -> Snapshot:
+            return asyncio.run_coroutine_threadsafe(snapshot(), loop).result(_LOOK_TIMEOUT_S)
+
+        metrics = RayMetrics(ray.util.metrics, {"runtime": config.runtime}, COORDINATOR, "mainspring_coordinator_")
+        exporter = MetricsExporter("coordinator", config.settings.metrics_interval_ms, look, metrics.publish)
+        exporter.start()
+        return exporter
 
     async def _coordinator(self) -> Coordinator:
         if self._stopped:
@@ -167,6 +187,7 @@ class CoordinatorActor:
     async def stop(self) -> None:
         """Close the file; later calls raise `PartitionStopped`. Idempotent."""
         self._stopped = True
+        self._metrics.stop()
         self._start.cancel()
         self._engine_start.cancel()
         engine = self._engine_opening.opened

@@ -1,4 +1,4 @@
-"""What a partition measures, and how it reaches Ray's metrics (and from there Prometheus)."""
+"""What partitions and the coordinator measure, and how it reaches Ray's metrics (and from there Prometheus)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from actors.errors import MainspringError
 from actors.logs import log_event
 from timers.lateness import LatenessRecorder
 
-__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "MetricsExporter", "PartitionMetrics", "RayMetrics", "Snapshot"]
+__all__ = [
+    "COORDINATOR",
+    "COUNTERS",
+    "GAUGES",
+    "HISTOGRAMS",
+    "PARTITION",
+    "MetricNames",
+    "MetricsExporter",
+    "PartitionMetrics",
+    "RayMetrics",
+    "Snapshot",
+]
 
 #: Observations kept between two exports; more than that in a few seconds are a sample of themselves.
 _KEPT: Final = 10_000
@@ -114,24 +125,57 @@ class MetricsModule(Protocol):
     Histogram: Any
 
 
-class RayMetrics:
-    """A partition's numbers as metrics of Ray, tagged with runtime and partition."""
+@dataclass(frozen=True)
+class MetricNames:
+    """Names of counters, gauges and histograms, each with what it means."""
 
-    def __init__(self, module: MetricsModule, runtime: str, partition: int) -> None:
-        self._tags = {"runtime": runtime, "partition": str(partition)}
+    counters: Mapping[str, str]
+    gauges: Mapping[str, str]
+    histograms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+#: What a partition has.
+PARTITION: Final = MetricNames(COUNTERS, GAUGES, HISTOGRAMS)
+#: What the coordinator has.
+COORDINATOR: Final = MetricNames(
+    {
+        "fences": "Owners of partitions that were told to stop, because there is a newer one.",
+        "silences": "Processes of partitions that were ended because they went silent.",
+        "slots_moved": "Slots that were moved.",
+        "moves_put_off": "Moves that were put off, and planned again.",
+        "move_bytes": "Bytes that moves have sent.",
+        "move_errors": "What went wrong in moves and was tried again.",
+    },
+    {
+        "moves": "Moves that have begun and not ended.",
+        "map_version": "Version of the slot map.",
+        "silent_ms": "How long the most silent partition has said nothing, in milliseconds.",
+    },
+)
+
+
+class RayMetrics:
+    """The numbers of one process as metrics of Ray. `tags` are on each of them."""
+
+    def __init__(
+        self,
+        module: MetricsModule,
+        tags: Mapping[str, str],
+        names: MetricNames = PARTITION,
+        prefix: str = "mainspring_",
+    ) -> None:
+        self._tags = dict(tags)
         keys = tuple(self._tags)
         self._counters = {
-            name: module.Counter(f"mainspring_{name}", description=what, tag_keys=keys)
-            for name, what in COUNTERS.items()
+            name: module.Counter(prefix + name, description=what, tag_keys=keys)
+            for name, what in names.counters.items()
         }
         self._gauges = {
-            name: module.Gauge(f"mainspring_{name}", description=what, tag_keys=keys) for name, what in GAUGES.items()
+            name: module.Gauge(prefix + name, description=what, tag_keys=keys) for name, what in names.gauges.items()
         }
         self._histograms = {
-            name: module.Histogram(
-                f"mainspring_{name}", description=_WHAT[name], boundaries=list(bounds), tag_keys=keys
-            )
-            for name, bounds in HISTOGRAMS.items()
+            name: module.Histogram(prefix + name, description=_WHAT[name], boundaries=list(bounds), tag_keys=keys)
+            for name, bounds in names.histograms.items()
         }
         self._counted: dict[str, float] = {}
 

@@ -187,7 +187,7 @@ class PartitionActor:
             host = self._started.result(_LOOK_TIMEOUT_S)
             return self._thread.post(host.snapshot()).result(_LOOK_TIMEOUT_S)
 
-        metrics = RayMetrics(ray.util.metrics, config.runtime, config.partition)
+        metrics = RayMetrics(ray.util.metrics, {"runtime": config.runtime, "partition": str(config.partition)})
         exporter = MetricsExporter(
             f"partition-{config.partition}", config.settings.metrics_interval_ms, look, metrics.publish
         )

@@ -78,7 +78,7 @@ class EngineReport(_Report):
 class CoordinatorReport(_Report):
     """What the coordinator knows: the version of the slot map, and of each partition its highest epoch and commit, its
     node, directory and disk. `silent_s`: how long its process has said nothing; `silent_ended`: how often one was ended
-    for that, since the coordinator started."""
+    for that, `fences`: how often an owner was told to stop because of a newer one, since the coordinator started."""
 
     cluster_id: str = ""
     map_version: int = 0
@@ -87,6 +87,7 @@ class CoordinatorReport(_Report):
     silent_s: dict[int, float] = {}
     silent_ended: int = 0
     engine: EngineReport = EngineReport()
+    fences: int = 0
 
 
 class MovesReport(_Report):

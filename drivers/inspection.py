@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "integrity",
     "partition_facts",
     "read_all",
+    "read_one",
 ]
 
 OBJECTS = (
@@ -77,6 +79,12 @@ def read_all(data_dir: Path, query: str, **parameters: Any) -> Iterator[tuple[in
         with _opened(path) as database:
             for row in database.query(query, parameters):
                 yield number, row
+
+
+def read_one(path: Path, query: str, parameters: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+    """The first `limit` rows of a query on one partition file. Raises `SchemaTooNew`."""
+    with _opened(path) as database:
+        return list(islice(database.query(query, parameters), limit))
 
 
 def integrity(path: Path) -> tuple[str, int]:

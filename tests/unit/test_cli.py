@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from actors.channel import Endpoint
 from actors.cli import app
+from actors.client import Client
 from actors.coordinator import CoordinatorStatus
 from actors.coordinator_store import PartitionRecord
 from actors.durable_object import DurableObject
 from actors.object_timers import TimerInfo
+from actors.runtime import Runtime
 from actors.status import RuntimeStatus
 from actors.testing import LocalRuntime
 
@@ -121,3 +126,50 @@ async def test_a_query_reads_every_partition_and_can_not_write(tmp_path: Path) -
     assert refused.exit_code == 1
     assert "readonly" in refused.output
     assert len(rows("objects", str(tmp_path))) == 3
+
+
+class Served:
+    """A `LocalRuntime` where the command expects one on Ray: it is read the same way."""
+
+    def __init__(self, runtime: LocalRuntime, loop: asyncio.AbstractEventLoop) -> None:
+        self._runtime = runtime
+        self._loop = loop
+
+    def client(self) -> Client:
+        return self._runtime.client()
+
+    def run_sync(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(20)
+
+    def close(self) -> None:
+        """Nothing: the test ends it."""
+
+
+async def test_without_a_directory_the_running_runtime_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with LocalRuntime(data_dir=tmp_path, partitions=2) as runtime:
+        served = Served(runtime, asyncio.get_running_loop())
+        monkeypatch.setattr(Runtime, "connect", lambda *_args, **_options: served)
+        for key in ("a", "b", "c"):
+            await runtime.namespace(Failing).get(key).set()
+        await runtime.advance(days=2)
+        for command in ("objects", "timers", "dead-letters", "verify"):
+            live = await asyncio.to_thread(rows, command)
+            assert live == rows(command, str(tmp_path)) != [], command
+        counted = await asyncio.to_thread(rows, "sql", "SELECT count(*) AS objects FROM objects")
+        assert sum(row["objects"] for row in counted) == 3
+        for query in ("DELETE FROM objects", "no SQL", "SELECT 1; SELECT 2"):
+            refused = await asyncio.to_thread(CliRunner().invoke, app, ["sql", query])
+            assert refused.exit_code == 1
+            assert "InvalidOption" in refused.output, query
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+        endless = await asyncio.to_thread(CliRunner().invoke, app, ["sql", numbers])
+        assert "give a LIMIT" in endless.output
+    assert len(rows("objects", str(tmp_path))) == 3
+
+
+async def test_what_was_done_is_told_as_facts_too(tmp_path: Path) -> None:
+    async with LocalRuntime(data_dir=tmp_path / "data") as runtime:
+        await runtime.namespace(Failing).get("a").set()
+    told = json.loads(run("snapshot", str(tmp_path / "data"), str(tmp_path / "copy"), "--json"))
+    assert told["target"] == str(tmp_path / "copy")
+    assert told["files"] > 0

@@ -115,6 +115,7 @@ async def test_a_lower_epoch_than_the_known_one_is_told_to_fence_itself(coordina
     coordinator.announce(0, 5, endpoint(5), 10, [(0, 2047)])
     assert coordinator.announce(0, 4, endpoint(4), 99, [(0, 2047)]) is Verdict.FENCED
     assert coordinator.report(0, 4, 99) is Verdict.FENCED
+    assert coordinator.status().fences == coordinator.snapshot().status["fences"] == 2
     status = coordinator.status()
     assert status.endpoints[0].epoch == 5
     assert (status.partitions[0].epoch, status.partitions[0].commit_seq) == (5, 10)

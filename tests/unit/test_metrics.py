@@ -7,7 +7,16 @@ from typing import Any
 
 from actors import DurableObject, TimerInfo
 from actors.errors import PartitionStopped
-from actors.metrics import COUNTERS, GAUGES, HISTOGRAMS, MetricsExporter, PartitionMetrics, RayMetrics, Snapshot
+from actors.metrics import (
+    COORDINATOR,
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    MetricsExporter,
+    PartitionMetrics,
+    RayMetrics,
+    Snapshot,
+)
 from actors.testing import LocalRuntime
 
 TAGS = {"runtime": "r", "partition": "3"}
@@ -36,7 +45,7 @@ class FakeModule:
 
 
 def test_counters_grow_by_what_is_new_gauges_are_set_and_observations_are_passed_on() -> None:
-    metrics = RayMetrics(FakeModule(), "r", 3)
+    metrics = RayMetrics(FakeModule(), TAGS)
     metrics.publish(Snapshot({"calls": 10, "slots": 7}, {"lateness_ms": [1.0, 2.0]}))
     metrics.publish(Snapshot({"calls": 15, "slots": 6}, {}))
     metrics.publish(Snapshot({"calls": 15, "slots": 6}, {}))
@@ -45,6 +54,16 @@ def test_counters_grow_by_what_is_new_gauges_are_set_and_observations_are_passed
     assert made["mainspring_calls"].told == [10, 5]
     assert made["mainspring_slots"].told == [7, 6, 6]
     assert made["mainspring_lateness_ms"].told == [1.0, 2.0]
+
+
+def test_the_coordinator_counts_fences_silences_and_moves() -> None:
+    store = FakeModule()
+    FakeMetric.made.clear()
+    metrics = RayMetrics(store, TAGS, COORDINATOR, "mainspring_coordinator_")
+    metrics.publish(Snapshot({"fences": 2, "slots_moved": 64, "moves": 1}, {}))
+    metrics.publish(Snapshot({"fences": 3, "slots_moved": 64, "moves": 0}, {}))
+    made = {name.removeprefix("mainspring_coordinator_"): metric.told for name, metric in FakeMetric.made.items()}
+    assert (made["fences"], made["slots_moved"], made["moves"]) == ([2, 1], [64], [1, 0])
 
 
 def test_observations_are_handed_out_once_and_summed_up_for_good() -> None:
