@@ -21,6 +21,7 @@ from actors.scaling import ScaleProgress
 from tests.cluster.apps import Bell, Ledger
 from tests.support.killing import kill_9, wait_for
 from tests.support.ledger_load import Load
+from tests.support.owner_checker import owners_watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(150)]
 
@@ -77,6 +78,16 @@ async def test_a_process_that_dies_while_slots_move_costs_nothing_but_time(runti
     load = Load(runtime, KEYS)
     load.start()
     await asyncio.sleep(0.3)
+    with owners_watched(runtime.data_dir) as seen:
+        await scale_and_kill(runtime, victim)
+    await load.stop()
+    await load.check()
+    counts = await asyncio.to_thread(slot_counts, runtime)
+    assert (len(counts), max(counts) - min(counts)) == (3, 1)
+    print(f"a process of its own has looked at all owners {seen['looks']} times")
+
+
+async def scale_and_kill(runtime: Runtime, victim: str) -> None:
     killed = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -88,10 +99,6 @@ async def test_a_process_that_dies_while_slots_move_costs_nothing_but_time(runti
     await killed.wait()
     await asyncio.to_thread(kill, runtime, victim)
     await scaling
-    await load.stop()
-    await load.check()
-    counts = await asyncio.to_thread(slot_counts, runtime)
-    assert (len(counts), max(counts) - min(counts)) == (3, 1)
 
 
 def kill(runtime: Runtime, victim: str) -> None:

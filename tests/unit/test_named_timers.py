@@ -1007,9 +1007,35 @@ async def test_a_schedule_recovers_from_a_crash_at_every_commit(applied: bool) -
     assert number > 6
 
 
-async def test_ten_thousand_timers_that_rearm_themselves_are_none_lost(rt: LocalRuntime) -> None:
-    keys = [f"k{number}" for number in range(20)]
-    for key in keys:
-        await rt.namespace(Bell).get(key).set_many([f"t{n}" for n in range(10)], {"every": "1h"})
-    await rt.advance(hours=24)
-    assert sum(status["fires"] for status in rt.status()) == 20 * 10 * 24
+class Rearming(DurableObject):
+    """Each of its timers arms itself again in its handler, an hour later."""
+
+    def arm(self, count: int) -> None:
+        for number in range(count):
+            self.timers.set(f"t{number}", at=self.turn.now_ms + HOUR + number, method="rearm")
+
+    def rearm(self, info: Any) -> None:
+        self.storage.put(info.name, self.storage.get(info.name, 0) + 1)
+        self.timers.set(info.name, at=info.due_ms + HOUR, method="rearm")
+
+    def fires(self) -> list[int]:
+        return list(self.storage.list().values())
+
+
+SOAK = [pytest.mark.soak, pytest.mark.timeout(7_200)]
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(50_000, marks=SOAK)])
+async def test_timers_that_rearm_themselves_in_their_handler_for_a_day_are_none_lost(
+    rt: LocalRuntime, count: int
+) -> None:
+    """Field complaints 49: all due within seconds of each other, and the process is killed twice on the way."""
+    stubs = [rt.namespace(Rearming).get(f"k{number}") for number in range(20)]
+    for stub in stubs:
+        await stub.arm(count // len(stubs))
+    for hours in (7, 6, 11):
+        await rt.advance(hours=hours)
+        await rt.crash()
+    await rt.advance(minutes=1)
+    for stub in stubs:
+        assert await stub.fires() == [24] * (count // len(stubs))
