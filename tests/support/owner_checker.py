@@ -17,6 +17,8 @@ from typing import Any
 
 __all__ = ["owners_watched"]
 
+#: Often enough to meet a slot that is moving, and not so often that it takes a core.
+LOOK_EVERY_S = 0.02
 #: partition -> slot -> version since which it owns the slot
 Owners = dict[str, dict[int, int]]
 
@@ -56,7 +58,7 @@ def main() -> None:
     print("watching", flush=True)
     left = 2  # looks that are made after the input has ended
     while left:
-        left -= bool(select.select([sys.stdin], [], [], 0)[0])
+        left -= bool(select.select([sys.stdin], [], [], LOOK_EVERY_S)[0])
         second = _look(data_dir)
         twice += _twice(first, second)
         first, looks = second, looks + 1
