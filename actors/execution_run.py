@@ -12,9 +12,10 @@ import asyncio
 import contextlib
 import contextvars
 import hashlib
+import inspect
 import logging
 import random
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,15 +79,22 @@ class Branch:
     path: bytes
     now_ms: int
     random: random.Random
+    parent: Branch | None = None
     taken: int = 0
     children: int = 0
+    #: another branch was first: it must do nothing more, also not to clean up, since a replay does not start it
+    given_up: bool = False
 
     def child(self, seed: bytes, now_ms: int) -> Branch:
         """The next task that this branch has started."""
         self.children += 1
         path = b"%b/%d" % (self.path, self.children)
         digest = int.from_bytes(hashlib.blake2b(path, digest_size=8, person=b"ms-branch").digest(), "big")
-        return Branch((digest >> (64 - _BRANCH_BITS)) | 1, path, now_ms, random.Random(seed + path))
+        return Branch((digest >> (64 - _BRANCH_BITS)) | 1, path, now_ms, random.Random(seed + path), self)
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.given_up or (self.parent is not None and self.parent.is_given_up)
 
     def next_step(self) -> int:
         """The number of its next step."""
@@ -145,8 +153,8 @@ class ExecutionRun:
         self.coroutine: Coroutine[Any, Any, Any] | None = None
         #: bytes of results so far
         self.bytes = 0
-        self.branches: dict[int, Branch] = {0: self.main}
-        self.unawaited: dict[int, str] = {}
+        #: steps that were made and not awaited so far: name and coroutine
+        self.unawaited: dict[int, tuple[str, Coroutine[Any, Any, Any]]] = {}
         self.diverged: ExecutionDiverged | None = None
         #: why the segment must fail as a whole: nothing that the function may decide by
         self.broken: Exception | None = None
@@ -155,6 +163,8 @@ class ExecutionRun:
         self.closed = self._is_closing = False
         self._segment: _Segment | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: a task of an earlier segment has come too late: the function waits for it in vain
+        self._has_strays = False
         self._activity = 0
         self._is_looking = False
         self._ahead: dict[int, JournalRow] = {}
@@ -185,7 +195,7 @@ class ExecutionRun:
     @property
     def can_stay(self) -> bool:
         """Whether the function may be left as it stands: it waits itself, and nothing else of it runs."""
-        return self.coroutine is not None and not self._tasks and not self.closed
+        return self.coroutine is not None and not self._tasks and not self._has_strays and not self.closed
 
     def begin(self, turn: Turn, row: ExecutionRow) -> None:
         """A segment begins."""
@@ -246,7 +256,7 @@ class ExecutionRun:
 
     async def end_branches(self) -> None:
         """The function has ended: what it has started and not waited for ends too, a step that runs is undone."""
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         if self.turn.step is not None:
             await self.segment.over
@@ -256,7 +266,7 @@ class ExecutionRun:
         if self.closed:
             return
         self.closed = True
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         coroutine, self.coroutine = self.coroutine, None
         if coroutine is None:
@@ -300,13 +310,14 @@ class ExecutionRun:
                 "or a promise; do that in the durable function, outside of `ctx.step(...)`"
             )
         if turn is not self.turn or self.is_over or not self.turn.running:
-            task = asyncio.current_task()
-            if task is not None and turn is not self.turn:
-                self._tasks.add(task)  # of an earlier segment: the function can't stay as it stands
+            self._has_strays = self._has_strays or turn is not self.turn
             raise Parked
         self.turn.check()  # not from another thread
         self._touch()
-        return self._branch()
+        branch = self._branch()
+        if branch.is_given_up:
+            raise Parked
+        return branch
 
     def _branch(self) -> Branch:
         task, here = asyncio.current_task(), _HERE.get()
@@ -316,10 +327,25 @@ class ExecutionRun:
             return here.branch
         assert task is not None
         branch = here.branch.child(self.row.seed, here.now_ms)
-        self._tasks.add(task)
-        self.branches[branch.number] = branch
+        self._watch(task)
         _HERE.set(_Here(self, task, branch, branch.now_ms))
         return branch
+
+    def _watch(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def start_branch(self, branch: Branch, awaitable: Awaitable[Any]) -> asyncio.Task[Any]:
+        """A task that is this branch."""
+
+        async def run() -> Any:
+            _HERE.set(_Here(self, asyncio.current_task(), branch, branch.now_ms))
+            return await awaitable
+
+        task = asyncio.ensure_future(run())
+        self._watch(task)
+        task.add_done_callback(lambda each: each.cancelled() or each.exception())  # seen, also of one that is given up
+        return task
 
     def now_ms(self) -> int:
         """What time it is for the running code."""
@@ -425,7 +451,7 @@ class ExecutionRun:
 
     def outcome(self, row: JournalRow) -> Any:
         """What the step gave, or raised."""
-        self._saw(row)
+        self.saw(row)
         try:
             value = decode_error(row.payload) if row.state == FAILED_STEP else decode(row.payload)
         except Exception as error:
@@ -435,7 +461,8 @@ class ExecutionRun:
             raise value
         return value
 
-    def _saw(self, row: JournalRow) -> None:
+    def saw(self, row: JournalRow) -> None:
+        """The running branch has come to the end of this step, and knows what time it was."""
         branch = self._branch()
         branch.now_ms = max(branch.now_ms, row.at_ms)
         _HERE.set(_Here(self, asyncio.current_task(), branch, branch.now_ms))
@@ -500,7 +527,8 @@ class ExecutionRun:
     @property
     def unfinished(self) -> str | None:
         """A step that was made and never awaited."""
-        return next(iter(self.unawaited.values()), None)
+        steps = self.unawaited.values()
+        return next((name for name, each in steps if inspect.getcoroutinestate(each) == inspect.CORO_CREATED), None)
 
 
 #: States in which a step has its outcome.

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import datetime, timezone
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from actors.codec import encode
+from actors.codec import decode, encode
 from actors.containment import failure_of
 from actors.current import IN_STEP
 from actors.errors import AmbiguousEffect, InvalidOption, PromiseTimeout, TransactionClosed, ValueTooLarge
 from actors.execution_rows import DONE, EARLY, FAILED_STEP, INTENT, PENDING, RETRY, JournalRow, execution_name
-from actors.execution_run import ENDED_STEP, ExecutionRun, Parked, RunningStep
+from actors.execution_run import ENDED_STEP, Branch, ExecutionRun, Parked, RunningStep
 from actors.promise_token import PromiseAddress, id_of_promise, promise_secret
 from actors.wire_errors import encode_error
 from timers.backoff import RetryPolicy
@@ -153,9 +153,10 @@ class DurableContext:
         if ambiguous not in (None, "fail", "rerun", "skip"):
             raise InvalidOption(f"step {name!r}: ambiguous = {ambiguous!r}: must be 'fail', 'rerun' or 'skip'")
         mine = self._run.next_step("step", name, encode([list(args), kwargs]))
-        self._run.unawaited[mine.step] = name
         policy = _ONE_RUN if retry is None else retry
-        return self._step(mine, policy, ambiguous, lambda: function(*args, **kwargs))
+        step = self._step(mine, policy, ambiguous, lambda: function(*args, **kwargs))
+        self._run.unawaited[mine.step] = name, step
+        return step
 
     async def _step(
         self, mine: JournalRow, policy: RetryPolicy, ambiguous: Ambiguous | None, call: Callable[[], Any]
@@ -304,6 +305,65 @@ class DurableContext:
                 f"{run.host.id}: nobody resolved promise {mine.name!r} of execution {self.execution_id!r} in time"
             )
             run.put(known, state=FAILED_STEP, payload=encode_error(error))
+
+    # --- whichever is first ---------------------------------------------------------------------------
+
+    def first(self, *awaitables: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
+        """Wait until one of several has ended (sleeps, promises, coroutines that use the context): its place and its
+        result. If it raised, so does this. Await it.
+
+        The others are given up: their tasks are cancelled, a step of theirs that runs is undone, and they do nothing
+        more, also not in `finally` blocks. Who was first is in the journal, so replays agree.
+        """
+        run = self._run
+        if not awaitables:
+            raise InvalidOption("ctx.first() needs something to wait for")
+        mine = run.next_step("first", "", encode(len(awaitables)))
+        parent, now_ms = run.here(), run.now_ms()
+        return self._first(mine, [(parent.child(run.row.seed, now_ms), each) for each in awaitables])
+
+    async def _first(self, mine: JournalRow, ways: list[tuple[Branch, Awaitable[Any]]]) -> tuple[int, Any]:
+        run = self._run
+        run.here()
+        known = run.known(mine)
+        if known is None:
+            tasks = [run.start_branch(ways[number][0], self._way(mine, ways, number)) for number in range(len(ways))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            run.here()
+            if run.known(mine) is None:  # it was cancelled by its own code
+                self._decide(mine, ways, next(number for number, task in enumerate(tasks) if task.done()))
+            known = run.known(mine)
+            assert known is not None
+            place = int(decode(known.payload))
+            for number, task in enumerate(tasks):
+                if number != place:
+                    task.cancel()
+            winner = tasks[place]
+        else:
+            place = int(decode(known.payload))
+            for number, (_, each) in enumerate(ways):
+                if number != place and inspect.iscoroutine(each):
+                    each.close()  # never begun: what it did before it was given up does not count
+            winner = run.start_branch(*ways[place])
+        run.saw(known)
+        return place, await winner
+
+    async def _way(self, mine: JournalRow, ways: list[tuple[Branch, Awaitable[Any]]], number: int) -> Any:
+        """One of several. The first to end says so at once, before another can begin a step."""
+        try:
+            value = await ways[number][1]
+        except Exception:
+            self._decide(mine, ways, number)
+            raise
+        self._decide(mine, ways, number)
+        return value
+
+    def _decide(self, mine: JournalRow, ways: list[tuple[Branch, Awaitable[Any]]], number: int) -> None:
+        run = self._run
+        if not run.is_over and run.read(mine.step) is None:
+            run.put(mine, state=DONE, payload=encode(number))
+            for other, (branch, _) in enumerate(ways):
+                branch.given_up = other != number
 
     # --- starting over --------------------------------------------------------------------------------
 

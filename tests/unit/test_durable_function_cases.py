@@ -586,6 +586,85 @@ async def test_a_hundred_steps_awaited_together_run_once_each(runtime: LocalRunt
     assert Desk.log == list(range(100))
 
 
+async def test_the_first_of_two_branches_decides_and_the_other_is_given_up(runtime: LocalRuntime) -> None:
+    tokens: dict[str, str] = {}
+
+    async def code(self: Desk, ctx: DurableContext) -> Any:
+        promise = ctx.promise("answer")
+        tokens[self.key] = promise.token
+
+        async def answered() -> str:
+            return f"answered {await promise}"
+
+        async def reminded() -> str:
+            try:
+                for day in range(1, 4):
+                    await ctx.sleep("1d")
+                    await ctx.step("remind", self.note, f"{self.key}: reminder {day}")
+            except asyncio.CancelledError:
+                await ctx.step("given up", self.note, "a branch that is given up does nothing more")
+            return "never answered"
+
+        place, first = await ctx.first(answered(), reminded())
+        assert place == ["answered yes", "never answered"].index(first)
+        await ctx.step("end", self.note, f"{self.key}: {first}")
+        await ctx.sleep("10d")
+        return first
+
+    first, second = await run(runtime, code, "d"), await run(runtime, code, "e")
+    await runtime.advance(days=2)
+    await runtime.crash()
+    assert await runtime.namespace(Desk).resolve_promise(tokens["d"], "yes")
+    await runtime.advance(days=12)
+    assert [await first.result(), await second.result()] == ["answered yes", "never answered"]
+    assert sorted(Desk.log) == [
+        "d: answered yes",
+        "d: reminder 1",
+        "d: reminder 2",
+        "e: never answered",
+        "e: reminder 1",
+        "e: reminder 2",
+        "e: reminder 3",
+    ]
+
+
+async def test_the_first_decides_also_by_raising_and_steps_that_were_given_up_count_as_awaited(
+    runtime: LocalRuntime,
+) -> None:
+    async def code(self: Desk, ctx: DurableContext) -> Any:
+        def refuse() -> None:
+            raise No("no")
+
+        try:
+            await ctx.first(ctx.sleep("1d"), ctx.step("refuse", refuse), ctx.step("never", self.note, "never"))
+        except No:
+            await ctx.step("refused", self.note, "refused")
+        await ctx.sleep("2d")
+        place, _ = await ctx.first(ctx.sleep("2h"), ctx.sleep("1h"), ctx.sleep("3h"))
+        return place
+
+    handle = await run(runtime, code)
+    await runtime.crash()
+    await runtime.advance(days=3)
+    assert await handle.result() == 1
+    assert Desk.log == ["refused"]
+
+
+async def test_a_function_that_has_had_branches_stays_in_memory_again(runtime: LocalRuntime) -> None:
+    entered: list[int] = []
+
+    async def code(self: Desk, ctx: DurableContext) -> int:
+        entered.append(1)
+        await asyncio.gather(ctx.sleep("1s"), ctx.sleep("2s"))
+        begun = len(entered)
+        for number in range(20):
+            await ctx.step("one", self.note, number)
+        return len(entered) - begun
+
+    handle = await run(runtime, code)
+    assert await handle.result() == 0
+
+
 @pytest.mark.parametrize("first", [1, 6, 11, 16, 21])
 async def test_branches_that_call_others_happen_once_whichever_commit_the_crash_is_at(first: int) -> None:
     async def code(self: Desk, ctx: DurableContext) -> Any:

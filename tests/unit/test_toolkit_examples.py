@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.toolkit import leases, messages, outcomes, quotas, reservations, tickets
+from examples.toolkit import durable_functions, leases, messages, outcomes, quotas, reservations, tickets
 
 
 async def test_the_audit_was_told_once_of_each_order() -> None:
@@ -55,3 +55,14 @@ async def test_orders_were_packed_in_their_turn_and_what_never_could_be_was_give
     assert found[:2] == ["alice: your lamp is on its way", "carol: your desk is on its way"]
     assert sorted(found[2:5]) == ["alice: how was it?", "bob: how was it?", "carol: how was it?"]
     assert found[5:] == ["bob -> Warehouse/main.pack: given up"]
+
+
+async def test_an_order_was_fulfilled_over_days_and_crashes_and_one_was_paid_back() -> None:
+    assert await durable_functions.main() == [
+        "charged: 100; the lamp is running and waits for a sleep",
+        "resolved: True",
+        "resolved again: False",
+        "lamp: 40, approved by ann",
+        "chair: nobody approved it, 60 are paid back",
+        "charged: 40",
+    ]
