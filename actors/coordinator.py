@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -22,6 +22,7 @@ from actors.coordinator_store import (
     PartitionRecord,
     SlotMap,
 )
+from actors.demands import Demands
 from actors.disks import DISK_LABEL, DisksPresent
 from actors.errors import DataMissing, WrongPartition
 from actors.logs import log_event
@@ -59,6 +60,7 @@ class CoordinatorConfig:
     run_id: str
     settings: Settings
     runtime: str = "default"
+    demands: Demands = field(default_factory=Demands)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class RuntimeDescription:
     partitions: tuple[int, ...]
     #: label of the disk with a partition's files; partitions without one are left out
     disks: dict[int, str] = field(default_factory=dict)
+    demands: Demands = field(default_factory=Demands)
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class CoordinatorStatus:
     endpoints: dict[int, Endpoint]
     #: how long the process of each partition has said nothing, in seconds, and how many were ended for that
     silent_s: dict[int, float] = field(default_factory=dict)
-    silent_ended: int = 0
+    silences: int = 0
     #: of the engine; empty while it is not open
     engine: dict[str, Any] = field(default_factory=dict)
     #: owners that were told to stop, since this process began
@@ -177,7 +180,16 @@ class Coordinator:
             slot_map=self._store.slot_map(),
             partitions=tuple(record.partition for record in self._store.partitions()),
             disks={record.partition: record.disk for record in self._store.partitions() if record.disk},
+            demands=self._demands(),
         )
+
+    def _demands(self) -> Demands:
+        deployed = self._store.deployed_environment(self._config.run_id)
+        return self._config.demands if deployed is None else self._config.demands.with_environment(deployed)
+
+    def deploy_environment(self, runtime_env: Mapping[str, Any]) -> None:
+        """Partitions that are started from now on, in this run of the runtime, get this environment."""
+        self._store.deploy_environment(self._config.run_id, runtime_env)
 
     def assign_disks(self, own: str, disks: Sequence[str]) -> dict[int, str]:
         """Give each partition without a disk one of these: those with data `own`, where they were started so far, new

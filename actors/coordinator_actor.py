@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -116,6 +116,10 @@ class CoordinatorActor:
     async def assign_disks(self, own: str, disks: Sequence[str]) -> dict[int, str]:
         """See `Coordinator.assign_disks`."""
         return (await self._coordinator()).assign_disks(own, disks)
+
+    async def deploy_environment(self, runtime_env: Mapping[str, Any]) -> None:
+        """See `Coordinator.deploy_environment`."""
+        (await self._coordinator()).deploy_environment(runtime_env)
 
     async def add_partition(self, partition: int) -> None:
         """See `Coordinator.add_partition`."""

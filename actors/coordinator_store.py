@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ __all__ = [
 #: Length of the secret that peers prove to each other: as long as the HMAC's block of output.
 SECRET_BYTES = 32
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 #: Whoever looks at the file with a tool of his own may hold its lock: that is waited for, as partitions do for theirs.
 BUSY_TIMEOUT_S = 30.0
 
@@ -93,6 +94,8 @@ PLACE_PARTITION = "UPDATE partitions SET node = ?, directory = ? WHERE partition
 INSERT_SLOT = "INSERT INTO slots (slot, partition, version) VALUES (?, ?, 1)"
 LIST_SLOTS = "SELECT slot, partition, version FROM slots ORDER BY slot"
 READ_CLASS = "SELECT type_name, module, qualname, shipped, run_id FROM classes WHERE type_name = ?"
+PUT_DEPLOYED = "INSERT OR REPLACE INTO deployed (id, run_id, runtime_env) VALUES (1, ?, ?)"
+READ_DEPLOYED = "SELECT runtime_env FROM deployed WHERE id = 1 AND run_id = ?"
 PUT_CLASS = "INSERT OR REPLACE INTO classes (type_name, module, qualname, shipped, run_id) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -114,6 +117,12 @@ def m002_moves(db: Database) -> None:
 def m003_disks(db: Database) -> None:
     """Which disk holds the files of each partition; '' until one is assigned, and where disks have no labels."""
     db.execute("ALTER TABLE partitions ADD COLUMN disk TEXT NOT NULL DEFAULT ''")
+
+
+@coordinator_migrations()
+def m004_deployed(db: Database) -> None:
+    """The environment that the last deployment gave to partitions' processes, and in which run of the runtime."""
+    db.execute("CREATE TABLE deployed (id INTEGER PRIMARY KEY CHECK (id = 1), run_id TEXT NOT NULL, runtime_env TEXT)")
 
 
 @dataclass(frozen=True)
@@ -358,6 +367,17 @@ class CoordinatorStore:
         """Where the class comes from, or None when it was never registered."""
         row = self._db.execute(READ_CLASS, (type_name,)).fetchone()
         return None if row is None else ClassDefinition(*row[:4])
+
+    # --- deployments ----------------------------------------------------------------------------
+
+    def deploy_environment(self, run_id: str, runtime_env: Mapping[str, Any]) -> None:
+        """Record the environment of partitions' processes; it holds for this run, as the packages in it do."""
+        self._db.execute(PUT_DEPLOYED, (run_id, json.dumps(dict(runtime_env))))
+
+    def deployed_environment(self, run_id: str) -> dict[str, Any] | None:
+        """The environment that was deployed last in this run, if one was."""
+        row = self._db.execute(READ_DEPLOYED, (run_id,)).fetchone()
+        return None if row is None else dict(json.loads(row[0]))
 
 
 def _record(row: tuple[Any, ...]) -> PartitionRecord:

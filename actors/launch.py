@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from actors.cluster_file import ClusterFile
 from actors.coordinator import CoordinatorConfig, RuntimeDescription
 from actors.coordinator_actor import CoordinatorActor
+from actors.demands import Demands
 from actors.disks import DISK_LABEL, disk_of, disks_of, living_nodes
 from actors.errors import DataMissing, InvalidOption, MainspringError, RuntimeNotStarted
 from actors.local_ray import import_paths
@@ -40,10 +41,12 @@ __all__ = [
     "Placement",
     "assign_disks",
     "choose_placement",
+    "end_actor",
     "find_partitions",
     "find_runtime",
     "find_runtimes",
     "find_wheels",
+    "placement_of",
     "start_actors",
     "start_partitions",
     "stop_actors",
@@ -68,9 +71,8 @@ _ACTOR_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Placement:
-    """What actors ask of Ray. `disk` is the label of this node's disk, `disks` those of all nodes, this one first."""
+    """Where actors go. `disk` is the label of this node's disk, `disks` those of all nodes, this one first."""
 
-    num_cpus: float
     disk: str | None
     disks: tuple[str, ...] = ()
 
@@ -91,7 +93,7 @@ class Launch:
     created: bool
 
 
-def choose_placement(num_cpus: float) -> Placement:
+def choose_placement() -> Placement:
     """Keep partitions on this node's disk. Raises `InvalidOption` when Ray could move them away from it."""
     nodes = living_nodes()
     here = ray.get_runtime_context().get_node_id()
@@ -104,7 +106,15 @@ def choose_placement(num_cpus: float) -> Placement:
             "and start the runtime there."
         )
     others = (each for each in disks_of(nodes) if each != disk)
-    return Placement(num_cpus, disk, () if disk is None else (disk, *others))
+    return Placement(disk, () if disk is None else (disk, *others))
+
+
+def placement_of(description: RuntimeDescription) -> Placement:
+    """The placement for a runtime that runs, also from a node without its data. Raises `InvalidOption`."""
+    if not description.disks:
+        return choose_placement()
+    own = description.disks[min(description.disks)]
+    return Placement(own, (own, *(each for each in disks_of(living_nodes()) if each != own)))
 
 
 def start_actors(
@@ -115,6 +125,7 @@ def start_actors(
     settings: Settings,
     transport: Transport,
     placement: Placement,
+    demands: Demands,
 ) -> Launch:
     """Create what does not run yet, and wait until every partition serves.
 
@@ -122,7 +133,7 @@ def start_actors(
     name serves another directory, and `RuntimeNotStarted` when Ray can't start an actor.
     """
     is_new = not _exists(calls, COORDINATOR)
-    config = CoordinatorConfig(str(data_dir), cluster.cluster_id, uuid.uuid4().hex, settings, runtime)
+    config = CoordinatorConfig(str(data_dir), cluster.cluster_id, uuid.uuid4().hex, settings, runtime, demands)
     started: list[str] = []
     try:
         started.append(COORDINATOR)
@@ -140,12 +151,22 @@ def start_actors(
         started.extend(start_partitions(calls, runtime, description, transport, placement, description.partitions))
         _await_disks(calls, wait_s)
         for partition in description.partitions:
-            _ask(calls, partition_actor(partition), "endpoint", wait_s)
+            _await_partition(calls, partition, description.demands, wait_s)
     except BaseException:
         if is_new:
             _kill(calls, reversed(started))
         raise
     return Launch(description, is_new)
+
+
+def _await_partition(calls: RayCalls, partition: int, demands: Demands, wait_s: float) -> None:
+    try:
+        _ask(calls, partition_actor(partition), "endpoint", wait_s)
+    except RuntimeNotStarted as error:
+        asked = demands.with_environment(None)
+        if asked == Demands():
+            raise
+        raise RuntimeNotStarted(f"{error}. Each partition asks Ray for {asked}: no node may have that free") from error
 
 
 def _await_disks(calls: RayCalls, wait_s: float) -> None:
@@ -202,7 +223,7 @@ def start_partitions(
             transport=transport,
             release_wheel=release_wheel_actor(disks[partition]) if description.settings.release_wheel else None,
         )
-        options = {"num_cpus": placement.num_cpus, **placement.options(disks[partition])}
+        options = {**description.demands.options(), **placement.options(disks[partition])}
         _create(calls, PartitionActor, partition_actor(partition), config, remote=remote, **options)
         names.append(partition_actor(partition))
     return names
@@ -215,6 +236,11 @@ def stop_partition(calls: RayCalls, partition: int) -> None:
         calls.call(name, "stop", timeout_s=_STOP_TIMEOUT_S)
     except ActorUnreachable as error:
         log_event(logging.WARNING, "stop_unclean", f"{name} did not stop cleanly: {error}", actor=name)
+    _kill(calls, [name])
+
+
+def end_actor(calls: RayCalls, name: str) -> None:
+    """End an actor for good. Idempotent."""
     _kill(calls, [name])
 
 
@@ -291,7 +317,8 @@ def _ask(calls: RayCalls, actor: str, method: str, timeout_s: float) -> Any:
     try:
         return calls.call(actor, method, timeout_s=timeout_s)
     except ActorUnreachable as error:
-        raise RuntimeNotStarted(f"the runtime could not be started: {error.__cause__ or error}") from error
+        because = str(error.__cause__ or "") or str(error)  # a limit that was passed says nothing of itself
+        raise RuntimeNotStarted(f"the runtime could not be started: {because}") from error
 
 
 def _kill(calls: RayCalls, names: Iterable[str]) -> None:

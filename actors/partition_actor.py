@@ -60,6 +60,8 @@ _LOOK_TIMEOUT_S = 5.0
 _COORDINATOR_TIMEOUT_S = 3.0
 #: How long to wait for the address of a release wheel that starts; meanwhile the partition wakes itself.
 _WHEEL_TIMEOUT_S = 15.0
+#: How long a partition that has stopped for another actor waits for its end before it comes back itself.
+_LEAVE_PATIENCE_S = 20.0
 #: How long a class may be on its way from the process that uses it to the coordinator.
 _CLASS_WAIT_MS = 2_000
 
@@ -321,10 +323,22 @@ class PartitionActor:
             self._metrics.stop()
             self._thread.post(self._leave())
 
+    @remote_method(concurrency_group="control")
+    async def leave(self) -> None:
+        """Stop cleanly, to make room for another actor of this partition; the caller ends this one for good.
+
+        Should it not do so soon, the process ends by itself, and Ray starts it as it was. Whoever looks for the
+        partition meanwhile waits for whichever comes.
+        """
+        self._leaving = True
+        self._lease.stop()
+        self._metrics.stop()
+        await self._on_host(PartitionHost.stop)
+        self._thread.loop.call_soon_threadsafe(self._thread.loop.call_later, _LEAVE_PATIENCE_S, _exit_to_restart)
+
     async def _leave(self) -> None:
         await (await self._get_host()).stop()
-        sys.stderr.flush()
-        os._exit(EXIT_RESTART)
+        _exit_to_restart()
 
     @remote_method(concurrency_group="transport")
     async def submit(self, session: bytes, connection: int, seq: int, frames: list[bytes]) -> Answer:
@@ -408,6 +422,11 @@ def _wheel_waker(config: PartitionActorConfig, calls: RayCalls) -> Callable[[], 
         return endpoint
 
     return lambda: WheelWaker(find, config.secret, config.settings, node_identity())
+
+
+def _exit_to_restart() -> None:
+    sys.stderr.flush()
+    os._exit(EXIT_RESTART)
 
 
 def _extend_import_path(paths: Sequence[str]) -> None:

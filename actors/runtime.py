@@ -27,6 +27,7 @@ from actors.coordinator_store import ClassDefinition, balanced_ranges
 from actors.coordinator_views import CoordinatorViews
 from actors.current import CURRENT
 from actors.dead_letters import DeadLetters
+from actors.demands import Demands, ship
 from actors.durable_object import DurableObject, class_info
 from actors.errors import InvalidOption, RuntimeNotStarted, WrongPartition
 from actors.io_loop import ClientPool, IoLoop, ensure_no_loop
@@ -109,6 +110,9 @@ class Runtime(DeadLetters, CoordinatorViews):
         settings: Settings | None = None,
         transport: Transport = "auto",
         num_cpus: float = 0,
+        memory_bytes: int = 0,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
         ray_options: Mapping[str, Any] | None = None,
     ) -> Runtime:
         """Start the runtime of a data directory and wait until it serves; blocks for some seconds.
@@ -116,8 +120,10 @@ class Runtime(DeadLetters, CoordinatorViews):
         `partitions`: how many a new cluster gets (4), or what an existing one must have. Without `address` it runs
         in the Ray that this process is connected to, else in a new local one on loopback, which ends with this
         process; the data goes on at the next start. `address` names a Ray cluster ("auto": the one of this machine);
-        there the runtime goes on without this process. `num_cpus` is what each partition reserves in Ray;
-        `ray_options` go to `ray.init`. If the runtime runs already, it is joined.
+        there the runtime goes on without this process. `num_cpus`, `memory_bytes` and `resources` are what each
+        partition reserves in Ray. `runtime_env` is what their processes need to run the application: Ray's
+        `working_dir` or `py_modules` (directories are uploaded), `env_vars`, `pip`. Partitions that `scale` adds get
+        the same. `ray_options` go to `ray.init`. If the runtime runs already, it is joined as it is.
 
         Raises `InvalidOption`, `UnsupportedFilesystem`, `PartitionBusy` when another process serves the directory,
         `DataMissing`, `DataRolledBack`, `WrongPartition`, `SchemaTooNew`, and `RuntimeNotStarted` when Ray can't do it.
@@ -126,13 +132,17 @@ class Runtime(DeadLetters, CoordinatorViews):
         _check_name(name)
         _check_transport(transport)
         directory = _prepare_directory(data_dir)
+        demands = Demands.checked(num_cpus, memory_bytes, resources)
         _find_cluster(directory, partitions)  # what is wrong with it is said before Ray is started
         connection = ensure_ray(address, ray_options)
         try:
+            placement = choose_placement()
+            demands = demands.with_environment(ship(runtime_env))
             cluster, is_new = _open_cluster(directory, partitions)
-            placement = choose_placement(num_cpus)
             calls = RayCalls(ray_namespace(name))
-            launch = start_actors(calls, name, directory, cluster, settings or _defaults(), transport, placement)
+            launch = start_actors(
+                calls, name, directory, cluster, settings or _defaults(), transport, placement, demands
+            )
         except BaseException:
             if connection is not Connection.FOUND:
                 _leave_ray()
@@ -230,20 +240,18 @@ class Runtime(DeadLetters, CoordinatorViews):
         partitions: int,
         *,
         timeout_s: float = SCALE_TIMEOUT_S,
-        num_cpus: float = 0,
         progress: Callable[[ScaleProgress], None] | None = None,
     ) -> None:
         """Have so many partitions from now on, more or fewer; blocks until every slot is where it belongs.
 
         Everything goes on meanwhile: calls of slots that move wait some milliseconds, and nobody sees an error. New
-        partitions reserve `num_cpus` in Ray. `progress` is told now and then how far it is. Raises `InvalidOption`,
-        and `ScaleTimeout` after `timeout_s`: what was begun then goes on, and the same call waits for it again.
+        partitions ask of Ray what those before them did. `progress` is told now and then how far it is. Raises
+        `InvalidOption`, and `ScaleTimeout` after `timeout_s`: what was begun then goes on, and the same call waits for
+        it again.
         """
         self._check_open()
         ensure_no_loop("Runtime.scale()")
-        scaling = Scaling(
-            self._calls, self.name, self._transport, timeout_s=timeout_s, num_cpus=num_cpus, progress=progress
-        )
+        scaling = Scaling(self._calls, self.name, self._transport, timeout_s=timeout_s, progress=progress)
         self._description = replace(self._description, partitions=scaling.to(partitions))
 
     async def ascale(self, partitions: int, **options: Any) -> None:
@@ -259,15 +267,18 @@ class Runtime(DeadLetters, CoordinatorViews):
         ensure_no_loop("Runtime.drain()")
         Scaling(self._calls, self.name, self._transport, timeout_s=timeout_s).away_from(node)
 
-    def deploy(self, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
+    def deploy(self, *, runtime_env: Mapping[str, Any] | None = None, timeout_s: float = SCALE_TIMEOUT_S) -> None:
         """Start every partition's process again, one at a time, so that all of them import the code as it is now.
 
-        Turns that run get some seconds to end, calls wait and go on in the next process: nobody sees an error. Classes
-        of this process that are sent by value (of a notebook, say) need no deployment. Raises `ScaleTimeout`.
+        Code that came through a `runtime_env` comes as it was packed then; give a new one to bring newer code. Turns
+        that run get some seconds to end, calls wait and go on in the next process: nobody sees an error. Classes of
+        this process that are sent by value (of a notebook, say) need no deployment. Raises `InvalidOption`, and
+        `ScaleTimeout`: some partitions then have the new code, and the same call does the rest.
         """
         self._check_open()
         ensure_no_loop("Runtime.deploy()")
-        Scaling(self._calls, self.name, self._transport, timeout_s=timeout_s).roll()
+        shipped = None if runtime_env is None else ship(runtime_env) or {}
+        Scaling(self._calls, self.name, self._transport, timeout_s=timeout_s).roll(shipped)
 
     def move(self, where: Stub | int, partition: int, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
         """Move one slot, given by its number or by an object in it, to a partition; blocks until it is there.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from actors.address import SLOTS
 from actors.errors import InvalidOption, ScaleTimeout
-from actors.launch import assign_disks, choose_placement, start_partitions, stop_partition
+from actors.launch import assign_disks, end_actor, placement_of, start_partitions, stop_partition
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
 from actors.ray_directory import Transport
 
@@ -18,6 +18,8 @@ __all__ = ["ScaleProgress", "Scaling"]
 #: How often the coordinator is asked how far it is.
 _POLL_S = 0.2
 _ASK_TIMEOUT_S = 5.0
+#: How long a new actor may take to serve before it is looked whether it is there at all.
+_BEGIN_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,11 @@ class Scaling:
         transport: Transport,
         *,
         timeout_s: float,
-        num_cpus: float = 0,
         progress: Callable[[ScaleProgress], None] | None = None,
     ) -> None:
         self._calls = calls
         self._runtime = runtime
         self._transport = transport
-        self._num_cpus = num_cpus
         self._progress = progress
         self._deadline = time.monotonic() + timeout_s
 
@@ -80,16 +80,35 @@ class Scaling:
         self._spread(goal)
         return tuple(goal)
 
-    def roll(self) -> None:
-        """Start every partition's process again, one after the other, each once the one before it serves again.
+    def roll(self, runtime_env: Mapping[str, Any] | None = None) -> None:
+        """Start every partition's process again, one after the other, each once the one before it serves again; with
+        another environment, when one is given.
 
         Raises `ScaleTimeout`.
         """
+        if runtime_env is not None:
+            self._ask("deploy_environment", runtime_env)
         for number in sorted(self._ask("describe").partitions):
+            if runtime_env is not None:
+                self._exchange(number)
+                continue
             epoch = self._epoch(number)
             while self._epoch(number) == epoch:  # it waits while the process is being exchanged
                 self._insist(lambda n=number: self._call(n, "restart", epoch))  # type: ignore[misc]  # noqa: B023
                 self._pause(f"partition {number} comes to rest")
+
+    def _exchange(self, number: int) -> None:
+        """Put a new actor in the place of a partition's: Ray starts an actor again only as it was made."""
+        self._insist(lambda: self._call(number, "leave"))
+        end_actor(self._calls, partition_actor(number))
+        description = self._ask("describe")
+
+        def begin() -> None:  # again and again: the old actor's name may be taken for a moment longer
+            placement = placement_of(description)
+            start_partitions(self._calls, self._runtime, description, self._transport, placement, [number])
+            self._calls.call(partition_actor(number), "endpoint", timeout_s=min(_BEGIN_TIMEOUT_S, self._left_s()))
+
+        self._insist(begin)
 
     def _epoch(self, number: int) -> int:
         """The epoch that the partition serves in, once it does."""
@@ -100,7 +119,7 @@ class Scaling:
 
     def _start(self, goal: list[int]) -> None:
         """Have an actor for each partition of the goal, also where an earlier change ended before it had made one."""
-        placement = choose_placement(self._num_cpus)
+        placement = placement_of(self._ask("describe"))
         description = self._insist(lambda: assign_disks(self._calls, self._ask("describe"), placement))
         start_partitions(self._calls, self._runtime, description, self._transport, placement, goal)
         for number in goal:

@@ -77,7 +77,7 @@ class EngineReport(_Report):
 
 class CoordinatorReport(_Report):
     """What the coordinator knows: the version of the slot map, and of each partition its highest epoch and commit, its
-    node, directory and disk. `silent_s`: how long its process has said nothing; `silent_ended`: how often one was ended
+    node, directory and disk. `silent_s`: how long its process has said nothing; `silences`: how often one was ended
     for that, `fences`: how often an owner was told to stop because of a newer one, since the coordinator started."""
 
     cluster_id: str = ""
@@ -85,7 +85,7 @@ class CoordinatorReport(_Report):
     partitions: tuple[dict[str, Any], ...] = ()
     endpoints: dict[int, dict[str, Any]] = {}
     silent_s: dict[int, float] = {}
-    silent_ended: int = 0
+    silences: int = 0
     engine: EngineReport = EngineReport()
     fences: int = 0
 

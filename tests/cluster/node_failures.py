@@ -89,7 +89,7 @@ async def _raylet_killed(nodes: RayNodes, other: RayNode, runtime: Runtime) -> N
     while True:  # so long that the coordinator wants to have the silent process started again
         status = await asyncio.to_thread(runtime.status)
         report = status.partitions[lost]
-        if status.coordinator.silent_ended:
+        if status.coordinator.silences:
             break
         await load.answered_more(load.count, 1)
     assert report.error is not None

@@ -45,7 +45,7 @@ def test_a_second_actor_of_a_partition_is_refused_and_the_first_one_goes_on(tmp_
         ledger.apply.sync("x")
         description = find_runtime(RayCalls(ray_namespace("twice")), "twice")
         by_hand = RayCalls("by-hand")
-        start_partitions(by_hand, "twice", description, "auto", choose_placement(0), [0])
+        start_partitions(by_hand, "twice", description, "auto", choose_placement(), [0])
         with pytest.raises(PartitionBusy):
             by_hand.call(partition_actor(0), "endpoint", timeout_s=30)
         assert ledger.apply.sync("y")[0] == 1

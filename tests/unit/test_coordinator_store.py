@@ -160,3 +160,17 @@ def test_a_class_defined_again_in_a_notebook_replaces_its_pickle(path: Path) -> 
 
 def test_an_unknown_class_has_no_definition(path: Path) -> None:
     assert made(path).class_definition("Nobody") is None
+
+
+def test_a_deployed_environment_holds_for_its_run_and_across_openings(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator" / "coordinator.sqlite"
+    CoordinatorStore.create(path, "c", 1, bytes(32))
+    store = CoordinatorStore.open(path, "c")
+    assert store.deployed_environment("run-1") is None
+    store.deploy_environment("run-1", {"env_vars": {"A": "1"}})
+    store.deploy_environment("run-1", {"env_vars": {"A": "2"}})
+    store.close()
+    store = CoordinatorStore.open(path, "c")
+    assert store.deployed_environment("run-1") == {"env_vars": {"A": "2"}}
+    assert store.deployed_environment("run-2") is None  # Ray keeps packages only for as long as the run goes on
+    store.close()

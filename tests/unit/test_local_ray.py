@@ -180,15 +180,15 @@ def nodes(monkeypatch: pytest.MonkeyPatch, *labels: dict[str, str]) -> None:
 
 def test_on_a_single_node_partitions_need_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes(monkeypatch, {})
-    assert choose_placement(0.5).options() == {}
+    assert choose_placement().options() == {}
 
 
 def test_partitions_stay_on_the_disk_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes(monkeypatch, {DISK_LABEL: "d1"}, {DISK_LABEL: "d2"})
-    assert choose_placement(0).options() == {"label_selector": {DISK_LABEL: "d1"}}
+    assert choose_placement().options() == {"label_selector": {DISK_LABEL: "d1"}}
 
 
 def test_several_nodes_without_a_label_are_refused_with_the_command_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes(monkeypatch, {}, {})
     with pytest.raises(InvalidOption, match=r'ray start .*--labels "mainspring-disk='):
-        choose_placement(0)
+        choose_placement()
