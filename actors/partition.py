@@ -48,6 +48,7 @@ from actors.partition_connection import PartitionConnection
 from actors.publication_port import PublicationPort
 from actors.recovery import Recovery, read_intents, recover
 from actors.settings import Settings
+from actors.sleep_backstop import SleepBackstop
 from actors.slot_table import SlotTable, owned_ops, slots_of
 from actors.timer_dispatcher import TimerDispatcher
 from actors.timer_work import TimerWork
@@ -157,6 +158,8 @@ class Partition:
         self.departures = Departures(self)
         self.arrivals = Arrivals(self)
         self.execution_waits = ExecutionWaits(self)
+        self.sleeps = SleepBackstop(self)
+        self._can_lose_wakes = driver.poll_ms is not None  # virtual time can't
         self._admin = Admin(self)
         self._sweep = InboxSweep(self)
         self.inbox.on_entries = self._sweep.nudge
@@ -227,6 +230,8 @@ class Partition:
             self.dispatcher.suspects.add((class_name, key, name))
         self.relay.start()
         self._ticker.start()
+        if self._can_lose_wakes:
+            self.sleeps.start()
         if recovery.suspects:
             self.tick()  # at once: a call that arrives first would run beside them, and they would not be alone
         if self.inbox.needs_sweep:
@@ -336,6 +341,7 @@ class Partition:
             "inbox": len(self.inbox),
             "connections": len(self._connections),
             "careful": self.careful.active,
+            "sleeps_rescued": self.sleeps.woken,
             **self.metrics.summary(),
             **self.deliveries.status(),
             **self.relay.status(),
@@ -528,6 +534,7 @@ class Partition:
             return
         self.publications.stop()
         self.draining = True  # calls from outside go elsewhere; those of turns that still run are let in
+        self.sleeps.stop()
         await self._ticker.stop()
         self.relay.stop()
         await self._drain()
@@ -543,6 +550,7 @@ class Partition:
         self.relay.stop()
         self.publications.stop()
         self.committer.abandon()
+        self.sleeps.stop()
         await self._ticker.stop()
         for host in list(self._hosts.values()):
             host.abandon()

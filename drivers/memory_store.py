@@ -9,8 +9,11 @@ from sortedcontainers import SortedDict
 
 from drivers.errors import Fenced, StoreClosed
 from drivers.store import Counters, Header, PendingWrites
-from drivers.tables import DIRECTORY, OBJECTS, TABLES, TIMERS, Key, Op, Values
+from drivers.tables import DIRECTORY, EXECUTIONS, OBJECTS, TABLES, TIMERS, Key, Op, Values
 from timers.rows import USER_LANE
+
+_EXECUTION = (*TABLES[EXECUTIONS].key, *TABLES[EXECUTIONS].values)
+_STATUS_COLUMN, _WAKE_COLUMN = _EXECUTION.index("status"), _EXECUTION.index("wake_ms")
 
 __all__ = ["MemoryData", "MemoryStore"]
 
@@ -118,6 +121,12 @@ class MemoryStore:
         return [
             key + values for key, values in self._table(TIMERS).items() if key[0] != USER_LANE and key[3][:8] == owner
         ]
+
+    def unwatched_executions(self, now_ms: int, status: str, timer_prefix: str) -> list[tuple[int, str, int]]:
+        waiting = [row for row in self.scan(EXECUTIONS) if row[_STATUS_COLUMN] == status]
+        due = [row for row in waiting if row[_WAKE_COLUMN] is not None and row[_WAKE_COLUMN] <= now_ms]
+        found = [row for row in due if self.get(DIRECTORY, (row[0], timer_prefix + row[1])) is None]
+        return sorted(((row[0], row[1], row[_WAKE_COLUMN]) for row in found), key=lambda each: each[2])
 
     def lanes(self) -> list[int]:
         rows = self._table(TIMERS)

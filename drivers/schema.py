@@ -12,7 +12,7 @@ from drivers.errors import SchemaTooNew
 __all__ = ["SCHEMA_VERSION", "check_schema", "migrate"]
 
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 partition_migrations = Migrations("mainspring_partition")
 
@@ -372,6 +372,9 @@ CREATE TABLE journal (
 ) WITHOUT ROWID;
 """
 
+# Executions that wait for a time, in its order; few of them are past it.
+_EXECUTIONS_BY_WAKE = "CREATE INDEX executions_by_wake ON executions (status, wake_ms) WHERE wake_ms IS NOT NULL;"
+
 # Finds the engine's timers of one object, to move or delete them with it; the user lane is found by the directory.
 _TIMER_OWNERS = "CREATE INDEX timers_by_owner ON timers (substr(ref, 1, 8)) WHERE lane <> 32;"
 
@@ -393,6 +396,12 @@ def m002_toolkit(db: Database) -> None:
     _create(db, _LEASE_TABLES)
     _create(db, _QUOTA_TABLES)
     _create(db, _PUBLICATION_TABLES)
+
+
+@partition_migrations()
+def m003_executions_by_wake(db: Database) -> None:
+    """The backstop of durable functions looks for what should have been woken."""
+    _create(db, _EXECUTIONS_BY_WAKE)
 
 
 def _create(db: Database, statements: str) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "ROLLBACK",
     "TAKE_EPOCH",
     "TOUCH_HEADER",
+    "UNWATCHED_EXECUTIONS",
     "clear_sql",
     "delete_sql",
     "get_sql",
@@ -69,6 +70,10 @@ LANES = (
     "WITH RECURSIVE lanes(lane) AS (SELECT min(lane) FROM timers UNION ALL"
     " SELECT (SELECT min(timers.lane) FROM timers WHERE timers.lane > lanes.lane) FROM lanes"
     " WHERE lanes.lane IS NOT NULL) SELECT lane FROM lanes WHERE lane IS NOT NULL"
+)
+UNWATCHED_EXECUTIONS = (
+    "SELECT oid, execution_id, wake_ms FROM executions WHERE status = ? AND wake_ms <= ? AND NOT EXISTS"
+    " (SELECT 1 FROM directory WHERE directory.oid = executions.oid AND name = ? || execution_id) ORDER BY wake_ms"
 )
 NEXT_DUE_IN_LANE = "SELECT min(due_ms) FROM timers WHERE lane = ?"
 NEXT_DUE_AFTER = "SELECT min(due_ms) FROM timers WHERE lane = ? AND due_ms > ?"

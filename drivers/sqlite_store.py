@@ -260,6 +260,9 @@ class SqliteStore:
     def engine_timers(self, oid: int) -> list[Key]:
         return self._read(sql.ENGINE_TIMERS, (oid.to_bytes(8, "big"),))
 
+    def unwatched_executions(self, now_ms: int, status: str, timer_prefix: str) -> list[tuple[int, str, int]]:
+        return self._read(sql.UNWATCHED_EXECUTIONS, (status, now_ms, timer_prefix))
+
     def lanes(self) -> list[int]:
         return [lane for (lane,) in self._read(sql.LANES)]
 

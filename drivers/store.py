@@ -107,6 +107,11 @@ class Store(Protocol):
         """Rows of the timer table outside the user lane whose reference begins with this object's number."""
         ...
 
+    def unwatched_executions(self, now_ms: int, status: str, timer_prefix: str) -> list[tuple[int, str, int]]:
+        """(oid, execution id, wake time) of executions in this status that should have been woken by `now_ms`, and
+        whose object has no timer `timer_prefix` + execution id; in order of the wake time."""
+        ...
+
     def lanes(self) -> list[int]: ...
 
     def next_due_ms(self, lane: int | None = None, after_ms: int | None = None) -> int | None:
