@@ -125,7 +125,7 @@ class Coordinator:
         self._lock = lock
         self._endpoints: dict[int, Endpoint] = {}
         self._calls = RayCalls(ray_namespace(config.runtime))
-        self.moves = SlotMoves(store, self._calls)
+        self.moves = SlotMoves(store, self._calls, config.settings)
         self._fences = 0
         self.leases = PartitionLeases(config.settings.partition_lease_ms, self._end_partition)
         self._wanted: dict[str, asyncio.Event] = {}

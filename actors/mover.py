@@ -21,7 +21,7 @@ from actors.logs import log_event
 from actors.move_plan import PlannedMove, plan_moves
 from actors.move_store import ABORTED, COMMITTED, COPYING, MoveRecord, MoveStore
 
-__all__ = ["MovePort", "MoveProgress", "Mover"]
+__all__ = ["MoveLimits", "MovePort", "MoveProgress", "Mover"]
 
 #: Turns of the moving slots get this long to end before the move is put off.
 PATIENCE_MS = 5_000
@@ -73,8 +73,18 @@ class MoveProgress:
     last_error: str = ""
 
 
+@dataclass(frozen=True)
+class MoveLimits:
+    """What moves may take from the work beside them: moves at a time, slots of one move, and bytes per second that each
+    of the moves side by side may send, on average: it rests after a move, when no slot waits for it."""
+
+    side_by_side: int = 2
+    slots_per_move: int = 64
+    bytes_per_s: int = 64 * 1024 * 1024
+
+
 class Mover:
-    """Runs the moves of one coordinator, at most `side_by_side` at a time, and one at a time from each source."""
+    """Runs the moves of one coordinator, `limits.side_by_side` at most, and one at a time from each source."""
 
     def __init__(
         self,
@@ -85,8 +95,7 @@ class Mover:
         new_id: Callable[[], str],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         map_changed: Callable[[], None] = lambda: None,
-        side_by_side: int = 2,
-        slots_per_move: int = 64,
+        limits: MoveLimits | None = None,
     ) -> None:
         self._store = store
         self._port = port
@@ -94,8 +103,7 @@ class Mover:
         self._new_id = new_id
         self._sleep = sleep
         self._map_changed = map_changed
-        self._side_by_side = side_by_side
-        self._slots_per_move = slots_per_move
+        self._limits = limits or MoveLimits()
         self._refusals: dict[tuple[int, ...], int] = {}
         self._working = asyncio.Lock()
         #: decided moves whose sides are being told
@@ -130,7 +138,9 @@ class Mover:
             raise InvalidOption("slots need at least one partition")
         async with self._working:
             self.progress = MoveProgress(errors=self.progress.errors)
-            await self._until_moved(lambda: plan_moves(self._owners(), partitions, self._slots_per_move), counted=True)
+            await self._until_moved(
+                lambda: plan_moves(self._owners(), partitions, self._limits.slots_per_move), counted=True
+            )
 
     async def move(self, slots: Sequence[int], target: int) -> None:
         """Move these slots to a partition, wherever they are."""
@@ -190,28 +200,30 @@ class Mover:
         queues: dict[int, list[PlannedMove]] = {}
         for move in plan:
             queues.setdefault(move.source, []).append(move)
-        room = asyncio.Semaphore(self._side_by_side)
+        room = asyncio.Semaphore(self._limits.side_by_side)
 
         async def work(moves: list[PlannedMove]) -> None:
             for move in moves:
                 async with room:
                     if self._possible((move,)):  # the moves before it may have shown that a side is silent
                         try:
-                            await self._carry_out(move)
+                            sent = await self._carry_out(move)
+                            await self._sleep(sent / self._limits.bytes_per_s)
                         except Exception as error:  # of the record: what it says of this move is looked at again
                             self._must_resume = True
                             self._unexpected("moving slots", error)
 
         await asyncio.gather(*(work(moves) for moves in queues.values()))
 
-    async def _carry_out(self, planned: PlannedMove) -> None:
+    async def _carry_out(self, planned: PlannedMove) -> int:
+        """One move, whatever comes of it; the bytes that it has sent."""
         move_id = self._new_id()
         try:
             await asyncio.wait_for(self._port.check(planned.target), CHECK_TIMEOUT_S)
         except Exception as error:
             self._silent.add(planned.target)
             self._put_off(move_id, planned, error)
-            return
+            return 0
         self._store.begin(move_id, planned.source, planned.target, planned.slots)
         sent = 0
         try:
@@ -229,6 +241,7 @@ class Mover:
                 self.progress.moved += len(planned.slots)
                 self.progress.bytes_sent += sent
         await self._end(ending)
+        return sent
 
     async def _send(self, move_id: str, planned: PlannedMove) -> int:
         cut_short = self._refusals.get(planned.slots, 0) >= CUT_SHORT_AFTER

@@ -130,6 +130,13 @@ class Settings(BaseModel):
     )
     lease_min_usable_ms: int = Field(1_000, ge=1, description="What must be left of a lease without the margin.")
 
+    # --- moves of slots
+    moves_side_by_side: int = Field(2, ge=1, description="Moves of slots at a time; one at a time from each partition.")
+    slots_per_move: int = Field(64, ge=1, le=4_096, description="Slots that move together; their calls wait meanwhile.")
+    move_bytes_per_s: int = Field(
+        64 * MIB, ge=MIB, description="What each move may send per second on average: it rests after a move."
+    )
+
     # --- publications
     max_unpublished_advances: int = Field(
         64, ge=1, le=64, description="Unpublished advances of a publication line: one batch may publish them all."

@@ -11,8 +11,9 @@ from typing import Any
 
 from actors.coordinator_store import CoordinatorStore
 from actors.logs import log_event
-from actors.mover import CHECK_TIMEOUT_S, COPY_TIMEOUT_S, Mover
+from actors.mover import CHECK_TIMEOUT_S, COPY_TIMEOUT_S, MoveLimits, Mover
 from actors.ray_calls import RayCalls, partition_actor
+from actors.settings import Settings
 from actors.slot_table import FROZEN
 
 __all__ = ["SlotMoves"]
@@ -55,10 +56,14 @@ class _Actors:
         return await self._calls.call_async(partition_actor(partition), method, *args, timeout_s=timeout_s)
 
 
+def _limits(settings: Settings) -> MoveLimits:
+    return MoveLimits(settings.moves_side_by_side, settings.slots_per_move, settings.move_bytes_per_s)
+
+
 class SlotMoves:
     """Belongs to the coordinator's event loop."""
 
-    def __init__(self, store: CoordinatorStore, calls: RayCalls) -> None:
+    def __init__(self, store: CoordinatorStore, calls: RayCalls, settings: Settings | None = None) -> None:
         self._store = store
         self._port = _Actors(calls)
         self._map_changed = asyncio.Event()
@@ -68,6 +73,7 @@ class SlotMoves:
             owners=lambda: store.slot_map().owners(),
             new_id=lambda: uuid.uuid4().hex,
             map_changed=self._tell,
+            limits=_limits(settings or Settings()),
         )
         self._goal: tuple[int, ...] | None = None
         self._spreading: asyncio.Task[None] | None = None
