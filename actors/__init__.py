@@ -30,6 +30,7 @@ _check_siblings()
 from actors.durable_object import DurableObject, shared  # noqa: E402  (only once the siblings are known to be ours)
 from actors.errors import MainspringError, Rejected  # noqa: E402
 from actors.execution_handle import ExecutionHandle, ExecutionStatus  # noqa: E402
+from actors.migrations import migration  # noqa: E402
 from actors.namespace import Namespace, Stub  # noqa: E402
 from actors.object_timers import TimerInfo, TimerState  # noqa: E402
 from actors.settings import Settings  # noqa: E402
@@ -73,6 +74,7 @@ __all__ = [
     "TimerInfo",
     "TimerState",
     "durable",
+    "migration",
     "register_sink",
     "shared",
 ]

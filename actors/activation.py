@@ -1,4 +1,4 @@
-"""Bringing an object into memory: its instance, `__init__`, and `on_start`."""
+"""Bringing an object into memory: its instance, `__init__`, migrations of its state, and `on_start`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from actors.containment import failure_of, start_body
 from actors.current import CURRENT
 from actors.durable_object import DurableObject
 from actors.errors import TurnTimeout
+from actors.migrations import pending_start
 from actors.timer_work import TimerWork
 from actors.turn import Turn
 from actors.work import CallWork, raised
@@ -31,7 +32,7 @@ def activate(host: ObjectHost) -> bool:
         instance = host.info.cls.__new__(host.info.cls)
         instance._ms_host = host
         instance.__init__()  # type: ignore[misc]
-        started = instance.on_start() if host.info.has_on_start else None  # type: ignore[attr-defined]
+        started = pending_start(host, instance, host.info.migrations)
         if inspect.isawaitable(started):
             turn.task = start_body(started) if inspect.iscoroutine(started) else asyncio.ensure_future(started)
     except BaseException as error:

@@ -22,6 +22,7 @@ from actors.errors import (
     ReservedName,
 )
 from actors.executions import BUILT_IN
+from actors.migrations import FIRST_VERSION, is_migration, migrations_of
 from actors.toolkit.leases import Leases
 from actors.toolkit.outcomes import Outcomes
 from actors.toolkit.publications import Publications
@@ -68,6 +69,7 @@ class DurableObject:
     - `alarm_retry`: the `RetryPolicy` of `alarm`.
     - `harmless_errors`: exception types after which the instance is kept (the turn rolls back all the same).
     - `validate`: check arguments against the type hints with pydantic.
+    - `schema_version`: the version of the state that the class writes; see `migration`. Default 1.
     - `outcome_sink`: where the object's outcomes go (see `self.outcomes`); a property gives each object its own.
     """
 
@@ -80,6 +82,7 @@ class DurableObject:
     alarm_retry: ClassVar[RetryPolicy] = ALARM_RETRY
     harmless_errors: ClassVar[tuple[type[BaseException], ...]] = (Rejected,)
     validate: ClassVar[bool] = False
+    schema_version: ClassVar[int] = FIRST_VERSION
     outcome_sink: Any = None
 
     _ms_host: ObjectHost
@@ -91,6 +94,7 @@ class DurableObject:
         if "type_name" not in cls.__dict__:
             cls.type_name = cls.__name__
         _check_options(cls)
+        migrations_of(cls)
 
     @property
     def key(self) -> str:
@@ -204,6 +208,10 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "alarm_retry": (lambda v: isinstance(v, RetryPolicy), "a RetryPolicy"),
     "harmless_errors": (_is_exception_tuple, "a tuple of exception types"),
     "validate": (lambda v: isinstance(v, bool), "True or False"),
+    "schema_version": (
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= FIRST_VERSION,
+        "a whole number of at least 1",
+    ),
     "outcome_sink": (
         is_sink,
         "(Class, key, method), the name of a method, 'module:function', an http or https URL, or None; or a property",
@@ -281,6 +289,8 @@ class ClassInfo:
     has_alarm: bool
     #: functions marked with `@durable`, by name
     durable: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    #: those of its state, by the version that they lead to
+    migrations: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def type_name(self) -> str:
@@ -309,6 +319,8 @@ class ClassInfo:
             return ReservedName(f"{where}: this name belongs to the runtime and can't be called from outside")
         if name in self.durable:
             return MethodNotCallable(f"{where} is a durable function: start it with `await stub.{name}.start(...)`")
+        if is_migration(inspect.getattr_static(self.cls, name, None)):
+            return MethodNotCallable(f"{where} is a migration, which the runtime runs")
         if hasattr(self.cls, name):
             return MethodNotCallable(f"{where} is not a method")
         known = ", ".join(sorted(name for name in self.methods if name.isidentifier())) or "none"
@@ -353,7 +365,7 @@ def class_info(cls: type[DurableObject]) -> ClassInfo:
     durables: dict[str, Callable[..., Any]] = {}
     for name in dir(cls):
         member = inspect.getattr_static(cls, name)
-        if name.startswith("_") or name in RESERVED or not inspect.isfunction(member):
+        if name.startswith("_") or name in RESERVED or not inspect.isfunction(member) or is_migration(member):
             continue
         if is_durable(member):
             durables[name] = member
@@ -368,7 +380,7 @@ def class_info(cls: type[DurableObject]) -> ClassInfo:
         cls.__qualname__,
         shared_methods=frozenset(name for name, method in methods.items() if method.is_shared),
     )
-    info = ClassInfo(cls, ref, methods, hasattr(cls, "on_start"), hasattr(cls, "alarm"), durables)
+    info = ClassInfo(cls, ref, methods, hasattr(cls, "on_start"), hasattr(cls, "alarm"), durables, migrations_of(cls))
     _INFOS[cls] = info
     return info
 

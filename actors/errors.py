@@ -78,6 +78,7 @@ __all__ = [
     "NoSuchMethod",
     "NoSuchReservation",
     "ObjectReset",
+    "ObjectTooNew",
     "OutOfOrder",
     "OutboxFull",
     "Overloaded",
@@ -145,6 +146,10 @@ class InvalidKey(MainspringError, ValueError):
 
 class InvalidOption(MainspringError, ValueError):
     """An argument of a storage, timer or runtime method has a value that makes no sense."""
+
+
+class ObjectTooNew(MainspringError):
+    """The object was written by newer code of its class than this process has. Run that; nothing was changed."""
 
 
 class InvalidClassOption(MainspringError, TypeError):

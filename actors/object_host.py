@@ -55,7 +55,7 @@ class ObjectHost:
         self.info = info
         self.id = object_id
         self.interleaved = info.cls.turns == "interleaved"
-        self.state = ObjectState(partition, object_id, partial(interruption.reset, self))
+        self.state = ObjectState(partition, object_id, partial(interruption.reset, self), info.cls.schema_version)
         self.storage = Storage(self)
         self.timers = ObjectTimers(self)
         self.rows = ObjectRows(self)

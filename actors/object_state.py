@@ -11,7 +11,21 @@ from actors.outbox import number_messages
 from actors.write_buffer import DirectoryRow, Layer, Place, WriteBuffer
 from drivers.sqlite_store import prefix_end
 from drivers.store import Counters, Store
-from drivers.tables import CLEAR, DELAYED, DIRECTORY, EXECUTIONS, KV, OBJECTS, OUTBOX, TABLES, TIMERS, Key, Op, Values
+from drivers.tables import (
+    CLEAR,
+    DELAYED,
+    DIRECTORY,
+    EXECUTIONS,
+    KV,
+    OBJECTS,
+    OUTBOX,
+    TABLES,
+    TIMERS,
+    VERSIONS,
+    Key,
+    Op,
+    Values,
+)
 from drivers.write_set import FieldEquals, InboxEntry, Lineage, WriteSet
 from timers.message_rows import OutboxRow
 
@@ -58,8 +72,12 @@ class ObjectState:
     """Reads see what is durable and what was handed over, in that the last wins. `on_lost` is called once when a
     write set of the current lineage was not applied: the state is then back at what is durable."""
 
-    def __init__(self, port: StatePort, object_id: ObjectId, on_lost: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, port: StatePort, object_id: ObjectId, on_lost: Callable[[BaseException], None], version: int = 1
+    ) -> None:
+        """`version` is that of the state which a new object will have."""
         self._port = port
+        self._version = version
         self._id = object_id
         self._on_lost = on_lost
         self._oid: int | None = None
@@ -319,6 +337,8 @@ class ObjectState:
             oid = self._oid = self.reserve_oid()
             self._reserved_oid = None
             ops.append((OBJECTS, (oid,), (self._id.slot, self._id.type_name, self._id.key)))
+            if self._version > 1:  # no row means version 1, so that classes which have no other pay nothing
+                ops.append((VERSIONS, (oid,), (self._version,)))
         return oid
 
     @staticmethod

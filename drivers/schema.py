@@ -12,7 +12,7 @@ from drivers.errors import SchemaTooNew
 __all__ = ["SCHEMA_VERSION", "check_schema", "migrate"]
 
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 partition_migrations = Migrations("mainspring_partition")
 
@@ -372,6 +372,9 @@ CREATE TABLE journal (
 ) WITHOUT ROWID;
 """
 
+# The version of an object's state; no row means 1.
+_VERSIONS = "CREATE TABLE versions (oid INTEGER PRIMARY KEY, version INTEGER NOT NULL);"
+
 # Executions that wait for a time, in its order; few of them are past it.
 _EXECUTIONS_BY_WAKE = "CREATE INDEX executions_by_wake ON executions (status, wake_ms) WHERE wake_ms IS NOT NULL;"
 
@@ -402,6 +405,12 @@ def m002_toolkit(db: Database) -> None:
 def m003_executions_by_wake(db: Database) -> None:
     """The backstop of durable functions looks for what should have been woken."""
     _create(db, _EXECUTIONS_BY_WAKE)
+
+
+@partition_migrations()
+def m004_versions(db: Database) -> None:
+    """Versions of the state of objects whose class has migrations."""
+    _create(db, _VERSIONS)
 
 
 def _create(db: Database, statements: str) -> None:

@@ -42,6 +42,7 @@ __all__ = [
     "TICKETS",
     "TICKET_NAMES",
     "TIMERS",
+    "VERSIONS",
     "Clear",
     "Key",
     "Op",
@@ -122,6 +123,7 @@ OUTCOMES = "outcomes"
 BACKLOGS = "backlogs"
 EXECUTIONS = "executions"
 JOURNAL = "journal"
+VERSIONS = "versions"
 DELIVERED = "delivered"
 TALLIES = "tallies"
 TICKETS = "tickets"
@@ -219,6 +221,7 @@ TABLES: dict[str, TableSpec] = {
             ("kind", "name", "fingerprint", "state", "attempt", "due_ms", "at_ms", "payload"),
             per_object=True,
         ),
+        TableSpec(VERSIONS, ("oid",), ("version",), per_object=True),
         TableSpec(TALLIES, ("oid", "scope"), ("rows", "size"), per_object=True),
         TableSpec(
             TICKETS,
