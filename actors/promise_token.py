@@ -83,4 +83,7 @@ def _text(data: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if _text(data) != text:  # decoding leaves out what is no base64, and bits that count for nothing
+        raise ValueError("not written as a token is")
+    return data

@@ -152,6 +152,8 @@ class DurableContext:
             )
         if ambiguous not in (None, "fail", "rerun", "skip"):
             raise InvalidOption(f"step {name!r}: ambiguous = {ambiguous!r}: must be 'fail', 'rerun' or 'skip'")
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise InvalidOption(f"step {name!r}: retry = {retry!r}: must be a RetryPolicy, or None for one run")
         mine = self._run.next_step("step", name, encode([list(args), kwargs]))
         policy = _ONE_RUN if retry is None else retry
         step = self._step(mine, policy, ambiguous, lambda: function(*args, **kwargs))
