@@ -13,7 +13,7 @@ from drivers.inspection import integrity, read_one
 
 if TYPE_CHECKING:
     from actors.client import Client
-    from actors.partition import PartitionConfig
+    from actors.partition_config import PartitionConfig
 
 __all__ = ["MAX_ROWS", "check", "check_running", "read", "read_running"]
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,10 @@ from actors.arrival import Arrivals
 from actors.careful import Careful
 from actors.channel import Channel, ChannelHandler
 from actors.claims import Claims
-from actors.class_table import ClassTable, FetchClass
+from actors.class_table import ClassTable
 from actors.client import Client, Directory
-from actors.coordinator_services import CoordinatorServices, NoCoordinator
 from actors.departure import Departures
-from actors.durable_object import ClassInfo, DurableObject
+from actors.durable_object import DurableObject
 from actors.early_commit import outcome_of
 from actors.engine_gate import EngineGate
 from actors.engine_kinds import REMOTE_KINDS, engine_handlers
@@ -42,12 +40,13 @@ from actors.logs import log_event
 from actors.message_numbers import MessageNumbers
 from actors.messages import Admin as AdminMessage
 from actors.metrics import PartitionMetrics, Snapshot
-from actors.object_host import ObjectHost
 from actors.outbox_relay import OutboxRelay
+from actors.partition_config import PartitionConfig, default_driver
 from actors.partition_connection import PartitionConnection
+from actors.partition_objects import PartitionObjects
+from actors.partition_status import leftovers_of, status_of
 from actors.publication_port import PublicationPort
 from actors.recovery import Recovery, read_intents, recover
-from actors.settings import Settings
 from actors.sleep_backstop import SleepBackstop
 from actors.slot_table import SlotTable, owned_ops, slots_of
 from actors.timer_dispatcher import TimerDispatcher
@@ -55,12 +54,11 @@ from actors.timer_work import TimerWork
 from actors.toolkit.delivery import OutcomeDeliveries
 from actors.turn import Turn
 from drivers.checkpoint import Checkpointer
-from drivers.durable_object import DurableObjectDriver
 from drivers.executor import Executor
 from drivers.group_commit import GroupCommitter
 from drivers.native import Driver, OpenedStore
 from drivers.store import Counters, Store
-from drivers.tables import OBJECTS, TABLES, Key, Op
+from drivers.tables import Key, Op
 from drivers.ticker import Ticker
 from drivers.timer_store import CommittingTimerStore
 from drivers.write_set import WriteSet
@@ -70,32 +68,17 @@ from timers.leases import Holder
 from timers.message_rows import OutboxRow
 from timers.registry import TimerRegistry
 
-__all__ = ["Partition", "PartitionConfig"]
+__all__ = ["Partition"]
 
 #: How long stopping waits for running turns before it cancels them.
 STOP_GRACE_MS = 5_000
 
 
-@dataclass(frozen=True)
-class PartitionConfig:
-    """What a partition is opened with. `slots` (inclusive ranges) count at creation only; later its file knows."""
-
-    data_dir: str
-    cluster_id: str
-    partition: int
-    create: bool
-    slots: Sequence[tuple[int, int]]
-    settings: Settings
-    min_commit_seq: int = 0
-    runtime_name: str = "default"
-    fetch_class: FetchClass | None = field(default=None, compare=False)
-    coordinator: CoordinatorServices = field(default_factory=NoCoordinator, compare=False)
-
-
-class Partition:
+class Partition(PartitionObjects):
     """Lives on one event loop. Made by `open`; `exited` resolves when it must not go on."""
 
     def __init__(self, config: PartitionConfig, driver: Driver, opened: OpenedStore, recovery: Recovery) -> None:
+        super().__init__(config.settings.max_active_objects)
         self.config = config
         self.settings = config.settings
         self.coordinator = config.coordinator
@@ -108,9 +91,6 @@ class Partition:
         self.stopped = False
         self.draining = False
         self._connections: set[PartitionConnection] = set()
-        self._hosts: dict[tuple[str, str], ObjectHost] = {}
-        #: objects whose deletion is on its way to disk
-        self.deletions: dict[tuple[str, str], WriteSet] = {}
         #: set whenever an object has nothing to do any more
         self.host_idle = asyncio.Event()
         self.admission = Admission(self)
@@ -262,11 +242,7 @@ class Partition:
 
     def leftovers(self) -> str:
         """What is here although the partition may own no slot any more, for people; empty when it can be ended."""
-        left = [f"{len(self.slot_table.owned)} slots"] if self.slot_table.owned else []
-        left += ["moves that have not ended"] if self.moves else []
-        kept = (spec.name for spec in TABLES.values() if spec.per_object or spec.per_slot or spec.name == OBJECTS)
-        left += [f"rows of {name}" for name in kept if self.store.scan(name, limit=1)]
-        return ", ".join(left)
+        return leftovers_of(self)
 
     def serving_ms(self) -> int:
         """A clock for what is kept for a time: it goes on while the partition serves, whatever the wall clock does."""
@@ -316,36 +292,16 @@ class Partition:
 
     def status(self) -> dict[str, Any]:
         """What the partition is doing, as plain data."""
-        next_due_ms = self.store.next_due_ms()
-        return {
-            "partition": self.config.partition,
-            "epoch": self.epoch,
-            "commit_seq": self.commit_seq,
-            "slots": len(self.slot_table.owned),
-            "active_objects": len(self._hosts),
-            "held_calls": self.admission.held,
-            "calls": self.admission.calls,
-            "repeats": self.admission.repeats,
-            "turns": self.turns,
-            "commits": self.committer.commits,
-            "write_sets": self.committer.units,
-            "fires": self.fires,
-            "retries": self.retries,
-            "dead_letters": self.dead_letters,
-            "activations": self.activations,
-            "resets": self.resets,
-            "timer_turns": self.dispatcher.in_flight,
-            "next_due_ms": next_due_ms,
-            "oldest_due_ms": 0 if next_due_ms is None else max(0, self.clock.wall_ms() - next_due_ms),
-            "alarm": self._ticker.alarm.status(),
-            "inbox": len(self.inbox),
-            "connections": len(self._connections),
-            "careful": self.careful.active,
-            "sleeps_rescued": self.sleeps.woken,
-            **self.metrics.summary(),
-            **self.deliveries.status(),
-            **self.relay.status(),
-        }
+        return status_of(self)
+
+    def alarm_status(self) -> dict[str, Any]:
+        """What wakes the partition, and how late its wakes have been."""
+        return self._ticker.alarm.status()
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
 
     def snapshot(self) -> Snapshot:
         """Status and observations, for metrics."""
@@ -401,55 +357,6 @@ class Partition:
             by_partition.setdefault(number, []).append(call_id)
         for number, call_ids in by_partition.items():
             self.client.release(number, call_ids)
-
-    def host(self, info: ClassInfo, object_id: ObjectId) -> ObjectHost:
-        """The object's host, made when it is not in memory."""
-        place = (object_id.type_name, object_id.key)
-        host = self._hosts.get(place)
-        if host is None:
-            if len(self._hosts) >= self.settings.max_active_objects:
-                self._evict_one()  # before the new one is there: it is idle until it gets its work
-            host = self._hosts[place] = ObjectHost(self, info, object_id)
-        return host
-
-    def hosts_in(self, slots: Collection[int]) -> list[ObjectHost]:
-        """The objects of these slots that are in memory."""
-        return [host for host in self._hosts.values() if host.id.slot in slots]
-
-    def find_host(self, type_name: str, key: str) -> ObjectHost | None:
-        return self._hosts.get((type_name, key))
-
-    def _evict_one(self) -> None:
-        for host in self._hosts.values():  # oldest first
-            if not host.busy:
-                self.evict(host)
-                return
-
-    def evict(self, host: ObjectHost) -> bool:
-        """Let an idle object leave memory; its rows stay. False when it is busy."""
-        if host.busy:
-            return False
-        host.forget()
-        self._hosts.pop((host.id.type_name, host.id.key), None)
-        host.stop_instance()
-        return True
-
-    def _rebuild_objects(self, type_name: str) -> None:
-        """The class has a newer definition: its objects leave memory, now or when their turns have ended."""
-        for host in [host for host in self._hosts.values() if host.id.type_name == type_name]:
-            if not self.evict(host):
-                host.outdated = True
-
-    def deletion_began(self, object_id: ObjectId, write_set: WriteSet) -> None:
-        """The object is being deleted: until that is durable its rows are still there, and mean nothing."""
-        place = (object_id.type_name, object_id.key)
-        self.deletions[place] = write_set
-        write_set.waiters.append(lambda error: self._deletion_ended(place, write_set))
-        write_set.waiters.append(lambda error: self.executions_changed(object_id))
-
-    def _deletion_ended(self, place: tuple[str, str], write_set: WriteSet) -> None:
-        if self.deletions.get(place) is write_set:  # and not a later one
-            del self.deletions[place]
 
     # --- write sets -------------------------------------------------------------------------------
 
@@ -595,14 +502,3 @@ def _write_slots(store: Store, ranges: Sequence[tuple[int, int]]) -> None:
     store.write(owned_ops(slots_of(ranges), version=1))
     store.flush()
     store.commit()
-
-
-def default_driver(settings: Settings) -> Driver:
-    """The driver of a partition that has its process to itself."""
-    return DurableObjectDriver(
-        durability=settings.durability,
-        poll_ms=settings.poll_ms,
-        lock_wait_ms=settings.lock_wait_ms,
-        busy_timeout_ms=settings.busy_timeout_ms,
-        checkpoint_interval_ms=settings.checkpoint_interval_ms,
-    )

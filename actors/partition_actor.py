@@ -378,7 +378,8 @@ async def _open_partition(
     calls: RayCalls,
 ) -> HostedPartition:
     # Imported here, after the import path has been extended: what the application's modules need may be there.
-    from actors.partition import Partition, PartitionConfig
+    from actors.partition import Partition
+    from actors.partition_config import PartitionConfig
 
     async def fetch_class(type_name: str) -> bytes | None:
         definition = await coordinator.class_definition(type_name)

@@ -35,7 +35,8 @@ from actors.local_coordinator import LocalCoordinator
 from actors.local_directory import LocalDirectory
 from actors.local_moves import LocalMoves
 from actors.namespace import Namespace, Stub
-from actors.partition import Partition, PartitionConfig
+from actors.partition import Partition
+from actors.partition_config import PartitionConfig
 from actors.settings import Settings
 from actors.slot_table import as_ranges
 from drivers.clock import Clock, SystemClock, VirtualClock
