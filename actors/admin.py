@@ -42,11 +42,13 @@ class Admin:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
+        #: dead letters that are being dealt with, until that is durable: how, and the answer
+        self._dealt: dict[int, tuple[str, _Durable]] = {}
         self._ops: dict[str, Callable[..., Any]] = {
             "list_objects": self._list_objects,
             "dead_letters": self._dead_letters,
-            "redrive": self._redrive,
-            "discard": self._discard,
+            "redrive": lambda number: self._deal(number, "redrive", self._redrive),
+            "discard": lambda number: self._deal(number, "discard", self._discard),
             "status": partition.status,
             "read": lambda query, parameters: live_files.read(partition.config, query, parameters),
             "check": lambda: live_files.check(partition.config),
@@ -161,20 +163,37 @@ class Admin:
             created_ms,
         )
 
-    def _discard(self, number: int) -> Any:
-        if self._partition.store.get(DEAD_LETTERS, (number,)) is None:
-            return False  # dealt with already, perhaps by this very request: it is repeated after a lost connection
-        return self._commit([(DEAD_LETTERS, (number,), None)], True)
+    def _deal(self, number: int, how: str, act: Callable[[tuple[Any, ...]], WriteSet]) -> bool | _Durable:
+        """Do away with a letter; False when there is none any more: it was dealt with, perhaps by this very request,
+        which is repeated after a lost connection.
 
-    def _redrive(self, number: int) -> Any:
-        """Run the letter's timer again, due now, as a one-shot with all its tries."""
+        Until the first request is durable the letter is still there, and the next one joins it: what is run again is
+        run again once.
+        """
         partition = self._partition
+        under_way = self._dealt.get(number)
+        if under_way is not None:
+            return _Durable(under_way[1].write_set, how == under_way[0])
         letter = partition.store.get(DEAD_LETTERS, (number,))
         if letter is None:
             return False
-        type_name, key, kind, name, _due, _attempts, _crashes, _error, packed, _created = letter
-        if not partition.runs_slot(slot_of(type_name, key)):
-            raise Overloaded(f"{type_name}/{key} is moving to another partition: try again")
+        if not partition.runs_slot(slot_of(letter[0], letter[1])):
+            raise Overloaded(f"{letter[0]}/{letter[1]} is moving to another partition: try again")
+        answer = _Durable(act((number, *letter)), True)
+        self._dealt[number] = how, answer
+        answer.write_set.when_done(partial(self._dealt_with, number))
+        return answer
+
+    def _dealt_with(self, number: int, _error: BaseException | None) -> None:
+        del self._dealt[number]
+
+    def _discard(self, letter: tuple[Any, ...]) -> WriteSet:
+        return self._commit([(DEAD_LETTERS, (letter[0],), None)])
+
+    def _redrive(self, letter: tuple[Any, ...]) -> WriteSet:
+        """Run the letter's timer again, due now, as a one-shot with all its tries."""
+        partition = self._partition
+        number, type_name, key, kind, name, _due, _attempts, _crashes, _error, packed, _created = letter
         if kind == TimerKind.OUTBOX_RELAY:
             return self._send_again(number, type_name, key, packed)
         info = partition.classes.get(type_name)
@@ -184,24 +203,23 @@ class Admin:
         # A recurring timer goes on beside its dead letters, and an alarm may have been set again: this run has a
         # name of its own, so that it takes nobody's place.
         spec = TimerSpec.from_bytes(packed).once(partition.clock.wall_ms())
-        write_set = host.put_timer(redriven_name(number, name), kind, spec, [(DEAD_LETTERS, (number,), None)])
-        return _Durable(write_set, True)
+        return host.put_timer(redriven_name(number, name), kind, spec, [(DEAD_LETTERS, (number,), None)])
 
-    def _send_again(self, number: int, type_name: str, key: str, packed: bytes) -> Any:
+    def _send_again(self, number: int, type_name: str, key: str, packed: bytes) -> WriteSet:
         """A new message at the end of the order, also when its sender is gone."""
         partition = self._partition
         slot = slot_of(type_name, key)
         taken = partition.numbers.take(slot)
         row = dead_message(packed, slot, taken, type_name, key, partition.clock.wall_ms())
         ops: list[Op] = [(SLOT_NUMBERS, (slot,), (taken,)), (OUTBOX, row.key(), row.values())]
-        answer = self._commit([*ops, (DEAD_LETTERS, (number,), None)], True)
-        answer.write_set.when_done(lambda error: None if error else partition.messages_left([row]))
-        return answer
+        write_set = self._commit([*ops, (DEAD_LETTERS, (number,), None)])
+        write_set.when_done(lambda error: None if error else partition.messages_left([row]))
+        return write_set
 
-    def _commit(self, ops: list[Op], value: Any) -> Any:
+    def _commit(self, ops: list[Op]) -> WriteSet:
         write_set = WriteSet(ops)
         self._partition.submit(write_set)
-        return _Durable(write_set, value)
+        return write_set
 
 
 #: The answer of a request about an object of another partition.

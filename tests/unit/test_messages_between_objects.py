@@ -780,6 +780,22 @@ async def test_a_dead_letter_can_be_discarded(runtime: LocalRuntime) -> None:
     assert await values(runtime) == []
 
 
+async def test_a_dead_letter_that_is_run_again_twice_at_once_is_sent_once(runtime: LocalRuntime) -> None:
+    letter = await _dead(runtime)
+    Box.failing.clear()
+    assert await asyncio.gather(runtime.redrive(letter), runtime.redrive(letter)) == [True, True]
+    await until_delivered(runtime)
+    assert await values(runtime) == ["bad"]
+
+
+async def test_a_dead_letter_that_is_discarded_while_it_is_run_again_is_run_and_says_so(runtime: LocalRuntime) -> None:
+    letter = await _dead(runtime)
+    Box.failing.clear()
+    assert await asyncio.gather(runtime.redrive(letter), runtime.discard(letter)) == [True, False]
+    await until_delivered(runtime)
+    assert await values(runtime) == ["bad"]
+
+
 async def test_a_redrive_while_the_sender_is_in_a_turn_keeps_the_order_of_numbers(runtime: LocalRuntime) -> None:
     letter = await _dead(runtime)
     Box.failing.clear()
