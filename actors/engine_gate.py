@@ -47,7 +47,7 @@ class EngineGate:
         return owner is not None and self._is_elsewhere(owner[0])
 
     def admit(self, batch: Batch) -> Sequence[int] | None:
-        if not self._partition.numbers.in_order(batch):
+        if self._is_of_slot_elsewhere(batch) or not self._partition.numbers.in_order(batch):
             return None
         changed = _changed_objects(batch)
         for oid, rule in changed.items():
@@ -80,6 +80,12 @@ class EngineGate:
             return False
         place = self._partition.store.get(OBJECTS, (oid,))
         return place is not None and not self._partition.runs_slot(place[0])
+
+    def _is_of_slot_elsewhere(self, batch: Batch) -> bool:
+        """Whether the batch changes rows of a slot that is not run here (any more): its timer was due before the slot
+        was frozen, and its rows are being copied, perhaps this very moment."""
+        table = self._partition.slot_table
+        return table.moving and any(not self._partition.runs_slot(slot) for slot in _changed_slots(batch))
 
     def _in_turn(self, oid: int, stands_back: bool) -> bool:
         """Whether the object runs a turn, or must run one again before anything else happens to it.
@@ -123,6 +129,12 @@ class EngineGate:
         host = self._hosts.pop(oid, None)
         if host is not None and not self._partition.stopped:
             host.pump()
+
+
+def _changed_slots(batch: Batch) -> set[int]:
+    """The slots whose rows the batch changes. Timers alone are not looked at."""
+    places = ((w.row.table, w.row.key()) if isinstance(w, Put) else (w.table, w.key) for w in batch.writes)
+    return {key[0] for table, key in places if TABLES[table].per_slot}
 
 
 def _changed_objects(batch: Batch) -> dict[int, TurnRule]:

@@ -42,7 +42,8 @@ class MessageNumbers:
         for write in batch.writes:
             if isinstance(write, Put) and isinstance(write.row, SlotNumber):
                 slot, number = write.row.slot, write.row.last
-                if self._handed_over.get(slot, 0) >= number:
+                last = self._handed_over.get(slot)
+                if (self._durable(slot) if last is None else last) >= number:  # the slot may have left, and come back
                     return False
                 self._handed_over[slot] = number
                 self._departing.append((slot, number))
