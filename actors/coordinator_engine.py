@@ -299,6 +299,7 @@ class CoordinatorEngine:
             "commits": self.committer.commits,
             "next_due_ms": self.store.next_due_ms(),
             "lagging_leases": self.lagging_leases,
+            **self._ticker.status(),
         }
 
     def _fatal(self, error: BaseException) -> None:

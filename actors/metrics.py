@@ -43,6 +43,8 @@ COUNTERS: Final[dict[str, str]] = {
     "dead_letters": "Timers and messages whose tries were used up.",
     "activations": "Objects brought into memory.",
     "resets": "Objects that went back to their last durable state.",
+    "failed_ticks": "Ticks of the timer engine that failed; each is tried again after 5 s.",
+    "stalled_ticks": "Ticks that left due timers behind and made no progress; the next one comes after 5 s.",
     "outcomes_delivered": "Outcomes that their sinks have taken.",
     "outcomes_failed": "Times that a sink did not take an outcome.",
 }

@@ -294,9 +294,9 @@ class Partition(PartitionObjects):
         """What the partition is doing, as plain data."""
         return status_of(self)
 
-    def alarm_status(self) -> dict[str, Any]:
-        """What wakes the partition, and how late its wakes have been."""
-        return self._ticker.alarm.status()
+    def tick_status(self) -> dict[str, Any]:
+        """How the ticks go, what wakes the partition, and how late its wakes have been."""
+        return self._ticker.status()
 
     @property
     def connections(self) -> int:

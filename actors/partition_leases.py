@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from actors.errors import MainspringError
 from actors.logs import log_event
 from actors.process_id import ProcessId
 
@@ -110,8 +109,8 @@ class PartitionLeases:
         self.ended += 1
         try:
             await self._end(partition, lease.process)
-        except MainspringError as error:
-            log_event(logging.ERROR, "end_failed", f"Partition {partition} could not be ended: {error}")
+        except Exception as error:  # whatever it is: the sweep goes on, or no other failure would be found any more
+            log_event(logging.ERROR, "end_failed", f"Partition {partition} could not be ended: {error!r}")
         self._leases[partition] = _Lease(self._now_s())
 
 
@@ -119,7 +118,7 @@ class LeaseRenewal:
     """The partition's side: a thread of its own, so that a busy loop is no sign of a dead process."""
 
     def __init__(self, name: str, renew_ms: int, renew: Callable[[], None]) -> None:
-        """`renew` raises a `MainspringError` when the coordinator does not answer, which changes nothing here."""
+        """What `renew` raises, when the coordinator does not answer, changes nothing here."""
         self._renew_s = renew_ms / 1_000
         self._renew = renew
         self._stopped = threading.Event()
@@ -139,9 +138,9 @@ class LeaseRenewal:
             try:
                 self._renew()
                 silent = False
-            except MainspringError as error:
+            except Exception as error:  # whatever it is: without renewals a sound process would be killed
                 if not silent:
                     silent = True
-                    log_event(logging.INFO, "lease_not_renewed", f"The lease could not be renewed: {error}")
+                    log_event(logging.INFO, "lease_not_renewed", f"The lease could not be renewed: {error!r}")
             if self._stopped.wait(self._renew_s):
                 return

@@ -35,7 +35,7 @@ def status_of(partition: Partition) -> dict[str, Any]:
         "timer_turns": partition.dispatcher.in_flight,
         "next_due_ms": next_due_ms,
         "oldest_due_ms": 0 if next_due_ms is None else max(0, partition.clock.wall_ms() - next_due_ms),
-        "alarm": partition.alarm_status(),
+        **partition.tick_status(),
         "inbox": len(partition.inbox),
         "connections": partition.connections,
         "careful": partition.careful.active,

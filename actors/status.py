@@ -27,6 +27,7 @@ class PartitionReport(_Report):
 
     `oldest_due_ms`: how long the oldest due timer has been waiting. `held_calls`: calls from outside that have not been
     answered. `inbox`: outcomes kept for repeats. `careful`: it finds out what ended its process the last time.
+    `failed_ticks`, `stalled_ticks`: ticks of the timer engine that failed, and that left due timers and did nothing.
     `lateness_*`: how late timers' turns began. `commit_*`: how long transactions took. Further fields belong to what
     the partition hosts (outcomes, messages, the alarm).
     """
@@ -53,6 +54,8 @@ class PartitionReport(_Report):
     timer_turns: int = 0
     next_due_ms: int | None = None
     oldest_due_ms: int = 0
+    failed_ticks: int = 0
+    stalled_ticks: int = 0
     inbox: int = 0
     careful: bool = False
     lateness_p50_ms: float = 0
@@ -73,6 +76,8 @@ class EngineReport(_Report):
     commits: int = 0
     next_due_ms: int | None = None
     lagging_leases: int = 0
+    failed_ticks: int = 0
+    stalled_ticks: int = 0
 
 
 class CoordinatorReport(_Report):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drivers.alarm import Alarm
 from drivers.clock import Clock
@@ -59,6 +59,8 @@ class Ticker:
         self._clock = clock
         self._user_tick = user_tick
         self._stopped = False
+        #: ticks that failed, and ticks that left due work behind without having got any of it done
+        self.failed_ticks = self.stalled_ticks = 0
         remote_lanes = frozenset(lane_of(kind) for kind in remote_kinds)
         self.alarm = Alarm(clock, self.tick, earliest_ms=store.next_due_ms, poll_ms=poll_ms, waker=waker)
         views: list[_Lanes] = [_Lanes(timer_store, remote_lanes, among=False)]
@@ -85,6 +87,14 @@ class Ticker:
             if any(lane in ticks.lanes for lane in lanes):
                 ticks.run()
 
+    def status(self) -> dict[str, Any]:
+        """How the ticks go and how wakes come, as plain data."""
+        return {
+            "failed_ticks": self.failed_ticks,
+            "stalled_ticks": self.stalled_ticks,
+            "alarm": self.alarm.status(),
+        }
+
     @property
     def busy(self) -> bool:
         return any(ticks.running is not None for ticks in self._ticks)
@@ -92,8 +102,10 @@ class Ticker:
     def _reported(self, report: RunReport | None) -> None:
         """A tick has ended; None: with the error that is being handled."""
         if report is not None:
+            self.stalled_ticks += report.stalled
             self.alarm.arm(report.next_wake_ms)
             return
+        self.failed_ticks += 1
         logger.exception("a tick failed; it is tried again", extra={"event": "tick_failed"})
         self.alarm.arm(self._clock.wall_ms() + TICK_ERROR_DELAY_MS)
 

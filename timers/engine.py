@@ -109,7 +109,8 @@ class RunReport:
     `fired`: timers ended or rescheduled by their handler. `raced`: lost a guard, untouched. `failed`: handler or
     commit failed. `unknown`: no handler, or an unreadable row. `deferred`: due rows seen over their kind's cap; a
     lane is left at its cap, so there may be more. `scanned`: rows read. `stopped_on_budget`: something was not
-    looked at. `next_wake_ms`: when to run again at the latest (epoch ms), None when there is nothing to wait for.
+    looked at. `stalled`: due rows were left and nothing of the tick was committed. `next_wake_ms`: when to run again
+    at the latest (epoch ms), None when there is nothing to wait for.
     """
 
     fired: int = 0
@@ -119,6 +120,7 @@ class RunReport:
     deferred: int = 0
     scanned: int = 0
     stopped_on_budget: bool = False
+    stalled: bool = False
     next_wake_ms: int | None = None
 
 
@@ -214,6 +216,7 @@ class _Run:
             deferred=self._deferred,
             scanned=self._scanned,
             stopped_on_budget=self._stopped,
+            stalled=(self._retained or self._stopped) and not self._state.committed,
             next_wake_ms=self._next_wake_ms(future_ms),
         )
 

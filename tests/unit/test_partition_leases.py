@@ -25,7 +25,7 @@ class Bench:
     def __init__(self) -> None:
         self.now_s = 1_000.0
         self.ended: list[tuple[int, ProcessId | None]] = []
-        self.error: MainspringError | None = None
+        self.error: Exception | None = None
         self.leases = PartitionLeases(LEASE_MS, self._end, now_s=lambda: self.now_s)
 
     async def _end(self, partition: int, process: ProcessId | None) -> None:
@@ -82,9 +82,10 @@ async def test_time_in_which_the_coordinator_did_not_run_does_not_count() -> Non
     assert bench.ended == [(0, PROCESS)]
 
 
-async def test_what_was_ended_on_purpose_is_not_missed_and_a_failure_to_end_is_tried_again() -> None:
+@pytest.mark.parametrize("error", [MainspringError("Ray does not answer"), RuntimeError("nobody expects this")])
+async def test_what_was_ended_on_purpose_is_not_missed_and_a_failure_to_end_is_tried_again(error: Exception) -> None:
     bench = Bench()
-    bench.error = MainspringError("Ray does not answer")
+    bench.error = error
     bench.leases.renew(0, PROCESS)
     bench.leases.renew(1, PROCESS)
     bench.leases.forget(1)
@@ -114,14 +115,14 @@ def test_a_process_knows_itself() -> None:
     assert own.started > 0
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_renewal_goes_on_whether_or_not_it_is_heard(fails: bool) -> None:
+@pytest.mark.parametrize("error", [None, MainspringError("nobody there"), RuntimeError("nobody expects this")])
+def test_the_renewal_goes_on_whether_or_not_it_is_heard(error: Exception | None) -> None:
     renewed = threading.Semaphore(0)
 
     def renew() -> None:
         renewed.release()
-        if fails:
-            raise MainspringError("nobody there")
+        if error is not None:
+            raise error
 
     renewal = LeaseRenewal("test", 10, renew)
     renewal.start()

@@ -14,7 +14,8 @@ from drivers.ticker import TICK_ERROR_DELAY_MS, Ticker
 from drivers.timer_store import CommittingTimerStore
 from drivers.write_set import WriteSet
 from tests.support.stores import MemoryPlace
-from timers.firing import Done, DueTimer, Fired, PartitionName, PartitionRole, TimerCtx
+from timers.batch import Batch, Present
+from timers.firing import NO_EFFECTS, Done, DueTimer, Fired, PartitionName, PartitionRole, TimerCtx
 from timers.registry import TimerRegistry
 from timers.rows import USER_LANE, TimerRow
 
@@ -31,6 +32,7 @@ class Handler:
         self.running = 0
         self.gate: asyncio.Event | None = None
         self.most_running = 0
+        self.effects = NO_EFFECTS
 
     async def fire(self, ctx: TimerCtx, timer: DueTimer) -> Fired:
         self.running += 1
@@ -39,7 +41,7 @@ class Handler:
             await self.gate.wait()
         self.running -= 1
         self.fired.append(timer.due_at_ms - START)
-        return Done()
+        return Done(self.effects)
 
 
 class Bench:
@@ -173,8 +175,24 @@ async def test_an_engine_tick_that_fails_is_logged_and_tried_again(
         await bench.settle()
     assert "a tick failed" in caplog.text
     assert bench.handler.fired == []
+    assert bench.ticker.status()["failed_ticks"] == 1
     await bench.advance(TICK_ERROR_DELAY_MS)
     assert bench.handler.fired == [0]
+
+
+async def test_ticks_that_make_no_progress_pause_and_are_counted(bench: Bench) -> None:
+    """Field complaints 52."""
+    bench.handler.effects = Batch((Present("kv", (1, "missing")),))
+    await bench.put(-2, -1, 0)
+    bench.ticker.start()
+    await bench.advance(60_000)
+    assert len(bench.handler.fired) == 3 * 13, "one tick each 5 s"
+    assert bench.ticker.status()["stalled_ticks"] == 13
+    bench.handler.effects = NO_EFFECTS
+    await bench.advance(5_000)
+    assert bench.left() == []
+    await bench.advance(60_000)
+    assert bench.ticker.status()["stalled_ticks"] == 13, "a tick that did what there was is no stalled one"
 
 
 def _broken(*given: object, **named: object) -> None:
