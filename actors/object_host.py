@@ -139,6 +139,10 @@ class ObjectHost:
             or not self.state.settled
         )
 
+    def running(self) -> list[Turn]:
+        """The turns that run, as they began."""
+        return [*([self.current] if self.current is not None else []), *self.side_turns]
+
     def expect(self, start: Callable[[], None]) -> Callable[[], None]:
         """`start` for work of this object that is held back elsewhere. Until it is called the object stays in memory:
         the work will come to this host, and a second one beside it would not see what this one writes."""

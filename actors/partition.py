@@ -280,15 +280,24 @@ class Partition(PartitionObjects):
     @property
     def busy(self) -> bool:
         """Whether anything is queued, running or on its way to disk."""
+        return self._works or self.admission.busy or any(host.busy for host in self._hosts.values())
+
+    @property
+    def _works(self) -> bool:
+        """Whether anything goes on beside turns and the calls that wait for them."""
         return (
-            self.admission.busy
-            or not self.committer.idle
+            not self.committer.idle
             or self._ticker.busy
             or self.relay.busy
             or self.careful.active
             or self.publications.busy
-            or any(host.busy for host in self._hosts.values())
         )
+
+    def running_turns(self) -> set[Turn] | None:
+        """The turns that run, if nothing else is going on here; None if something is."""
+        if self._works or any(host.activation or host.rerun for host in self._hosts.values()):
+            return None
+        return {turn for host in self._hosts.values() for turn in host.running()}
 
     def status(self) -> dict[str, Any]:
         """What the partition is doing, as plain data."""

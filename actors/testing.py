@@ -39,6 +39,7 @@ from actors.partition import Partition
 from actors.partition_config import PartitionConfig
 from actors.settings import Settings
 from actors.slot_table import as_ranges
+from actors.turn import Turn
 from drivers.clock import Clock, SystemClock, VirtualClock
 from drivers.files import COORDINATOR
 from drivers.memory_store import MemoryData
@@ -52,6 +53,8 @@ T = TypeVar("T")
 _QUIET_TURNS = 25
 #: Loop turns in which a call that was just made has reached its partition.
 _ARRIVAL_TURNS = 10
+#: Loop turns after which everything has begun that was asked of the loop for its next turn.
+_SOON_TURNS = 2
 #: How long (real time) something that runs elsewhere (a thread, a socket) is waited for before virtual time goes on.
 _PATIENCE_S = 0.25
 
@@ -93,6 +96,8 @@ class LocalRuntime(DeadLetters, CoordinatorViews):
         self.moves: LocalMoves
         self._coordinator: LocalCoordinator | None = None
         self._client: Client | None = None
+        #: turns that wait for something, and were given real time to go on by themselves
+        self._waited_for: set[Turn] = set()
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -357,7 +362,7 @@ class LocalRuntime(DeadLetters, CoordinatorViews):
         """Until nothing moves by itself: what still waits then waits for time, or for something outside."""
         loop = asyncio.get_running_loop()
         quiet, seen, since = 0, self._progress(), loop.time()
-        while self.coordinator.busy or any(partition.busy for partition in self._running()):
+        while await self._is_busy():
             # what runs in threads or waits for sockets needs real time; everything else only loop turns
             await asyncio.sleep(0 if quiet < _QUIET_TURNS else 0.001)
             progress = self._progress()
@@ -365,5 +370,25 @@ class LocalRuntime(DeadLetters, CoordinatorViews):
                 quiet, seen, since = 0, progress, loop.time()
                 continue
             quiet += 1
-            if self._virtual is not None and quiet > _QUIET_TURNS and loop.time() - since > _PATIENCE_S:
+            if self._virtual is None or quiet < _QUIET_TURNS:
+                continue
+            running = self._running_turns()
+            if running and running <= self._waited_for:
                 return
+            if loop.time() - since > _PATIENCE_S:
+                self._waited_for = running
+                return
+
+    async def _is_busy(self) -> bool:
+        """Whether anything goes on, also after the loop turns in which what was put off to the next one begins."""
+        for _ in range(_SOON_TURNS):
+            if self.coordinator.busy or any(partition.busy for partition in self._running()):
+                return True
+            await asyncio.sleep(0)
+        return False
+
+    def _running_turns(self) -> set[Turn]:
+        """The turns that run, if they are all that keeps the partitions busy. They were given real time once, and are
+        not given more before each step of virtual time."""
+        found = [partition.running_turns() for partition in self._running()]
+        return set() if self.coordinator.busy or None in found else set().union(*(turns or () for turns in found))
