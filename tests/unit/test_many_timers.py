@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from actors import DurableObject, TimerInfo
+from actors import DurableObject, TimerInfo, shared
 from actors.settings import Settings
 from actors.testing import LocalRuntime, VirtualClock
 from actors.timer_dispatcher import TimerDispatcher
 from actors.timer_work import TimerWork
 
 SECOND_MS = 1_000
-HOUR_MS = 3_600_000
 #: Timers of one object.
 PER_OBJECT = 100
 
@@ -39,14 +38,24 @@ class Clockwork(DurableObject):
     def on_time(self, timer: TimerInfo) -> None:
         self._count(timer)
 
-    def rearm(self, timer: TimerInfo) -> None:
-        """Sets itself again for an hour later."""
-        self._count(timer)
-        following = timer.due_ms + HOUR_MS
-        self.timers.set(timer.name, at=following, method="rearm", payload=following)
-
     async def linger(self, timer: TimerInfo) -> None:
         await self.gate.wait()
+
+    def every_minute(self) -> None:
+        self.timers.set("minute", every="1m", method="on_minute", misfire="all")
+
+    def on_minute(self, timer: TimerInfo) -> None:
+        self.storage["minutes"] = [*self.minutes(), timer.due_ms]
+
+    def minutes(self) -> list[int]:
+        return list(self.storage.get("minutes", []))
+
+    def open_ticket(self) -> None:
+        self.tickets.open("seat", ttl="5m")
+
+    @shared
+    def tickets_open(self) -> int:
+        return self.tickets.usage().tickets
 
     def counts(self) -> tuple[int, int, int]:
         """Fires, fires that were not as they had been set, and timers that are set."""
@@ -153,13 +162,22 @@ async def test_after_a_restart_overdue_timers_are_started_within_their_bounds(mo
         assert most == 60
 
 
-@pytest.mark.parametrize("timers", [1_000, pytest.param(50_000, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])])
-async def test_timers_that_rearm_themselves_for_a_day_are_none_lost(timers: int) -> None:
-    """Field complaints 49: each sets itself again in its handler, hour by hour."""
-    async with LocalRuntime(memory=True) as runtime:
-        first = runtime.clock.wall_ms() + HOUR_MS
-        stubs = await arm(runtime, [first] * timers, "rearm")
-        Clockwork.late_ms.clear()
-        await runtime.advance(hours=24, seconds=1)
-        assert await totals(stubs) == (24 * timers, 0, timers)
-        assert max(Clockwork.late_ms) == 0
+async def test_while_every_handler_is_busy_the_engine_keeps_time_and_no_occurrence_is_lost() -> None:
+    """Field complaints 47."""
+    settings = Settings(durability="off", max_timer_turns=4)
+    async with LocalRuntime(memory=True, settings=settings) as runtime:
+        Clockwork.gate = asyncio.Event()
+        start = runtime.clock.wall_ms()
+        for number in range(4):
+            await runtime.namespace(Clockwork).get(f"busy{number}").arm([start + SECOND_MS], "linger")
+        periodic, seat = runtime.namespace(Clockwork).get("periodic"), runtime.namespace(Clockwork).get("seat")
+        await periodic.every_minute()
+        await seat.open_ticket()
+        await runtime.advance(minutes=5)
+        assert [status["timer_turns"] for status in runtime.status()] == [4], "there is room for none"
+        assert await seat.tickets_open() == 0, "the engine's own timer was on time"
+        await runtime.advance(minutes=5)
+        assert await periodic.minutes() == []
+        Clockwork.gate.set()
+        await runtime.run_until_idle()
+        assert await periodic.minutes() == [start + 60 * SECOND_MS * k for k in range(1, 11)]

@@ -465,6 +465,7 @@ async def test_set_five_hundred_times_by_five_hundred_starts_is_one_timer_and_on
         await stub.count()
         await rt.evict(stub)
     assert await stub.timers_set() == 1
+    assert [len(partition.store.scan("timers")) for partition in rt.partitions if partition] == [1]
     await rt.advance(hours=1)
     assert await stub.count() == 1
 
