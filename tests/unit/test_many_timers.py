@@ -110,20 +110,6 @@ async def test_after_a_change_of_owner_ten_thousand_armed_timers_are_late_by_no_
         assert sum(late > 0 for late in Clockwork.late_ms) <= lease_ms / 10, "only what came due meanwhile was late"
 
 
-async def test_timers_that_change_their_owner_by_a_move_are_not_late_at_all() -> None:
-    """Field complaints 32, where the owner changes on purpose."""
-    async with LocalRuntime(memory=True, partitions=2) as runtime:
-        start = runtime.clock.wall_ms() + SECOND_MS
-        stubs = await arm(runtime, [start + number * 20 for number in range(1_000)])
-        Clockwork.late_ms.clear()
-        for partitions in (3, 1, 2):
-            await runtime.advance(seconds=5)
-            await runtime.scale(partitions)
-        await runtime.advance(seconds=10)
-        assert await totals(stubs) == (1_000, 0, 0)
-        assert set(Clockwork.late_ms) == {0}
-
-
 async def test_a_handler_that_takes_thirty_seconds_changes_nobody_elses_lateness() -> None:
     """Field complaints 35."""
     lateness = []
