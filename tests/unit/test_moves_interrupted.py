@@ -639,3 +639,40 @@ class Bells(DurableObject):
 
     def lateness(self) -> list[int]:
         return list(self.storage.list().values())
+
+
+def test_no_call_waits_for_long_while_a_partition_is_added_and_taken_away() -> None:
+    """In simulated time only pauses of the runtime's own count, and here what a control call takes."""
+
+    async def main() -> None:
+        async with LocalRuntime(partitions=2, memory=True) as runtime:
+            chests = runtime.namespace(Chest)
+            ports = Ports(runtime)
+            loop = asyncio.get_running_loop()
+            waited_s: list[float] = []
+            going = True
+
+            async def control_call(_: str) -> None:
+                await asyncio.sleep(0.002)
+
+            async def call(key: str) -> None:
+                number = 0
+                while going:
+                    began_s = loop.time()
+                    assert await chests.get(key).put(f"{number}") == 1
+                    waited_s.append(loop.time() - began_s)
+                    number += 1
+                    await asyncio.sleep(0.01)
+
+            ports.before = ports.after = control_call
+            runtime.moves.restart(ports)
+            callers = [asyncio.ensure_future(call(key)) for key in KEYS]
+            for partitions in (3, 2):
+                await runtime.scale(partitions)
+                assert all(not caller.done() for caller in callers), "no caller has seen an error"
+            going = False
+            await asyncio.gather(*callers)
+            assert max(waited_s) > 0, "some of them met a slot that was moving"
+            assert max(waited_s) < 0.25
+
+    simulated(main)
