@@ -11,7 +11,7 @@ from actors.ended_moves import EndedMoves
 from actors.errors import MoveRefused
 from actors.slot_image import ObjectPart, SlotImage
 from actors.slot_rows import has_rows, remove_slots
-from actors.slot_table import FROZEN, INCOMING, OWNED, as_ranges, slots_of
+from actors.slot_table import FROZEN, INCOMING, OWNED, as_ranges, owned_ops, slots_of
 from actors.write_buffer import DirectoryRow
 from drivers.tables import CLASSES, DEAD_LETTERS, DIRECTORY, OBJECTS, TIMERS, Op
 from drivers.write_set import InboxEntry
@@ -58,13 +58,15 @@ class Arrivals:
 
     async def own(self, move_id: str, version: int) -> None:
         """The move is decided: run the slots from now on."""
-        partition = self._partition
+        partition, table = self._partition, self._partition.slot_table
         await self._end(move_id)
-        slots = partition.slot_table.slots_in(INCOMING, move_id)
+        slots = table.slots_in(INCOMING, move_id)
         if slots:
-            owned = partition.commit(partition.slot_table.own(move_id, version))
-            partition.slots_arrived(slots)
-            await owned
+            owned = owned_ops(slots, version)
+            await partition.commit(owned)  # before it is durable they run nothing; if it fails they are asked for again
+            if table.slots_in(INCOMING, move_id):  # else the same request, which came again, was faster
+                table.take_up(owned)
+                partition.slots_arrived(slots)
 
     async def discard(self, move_id: str) -> None:
         """The move was aborted: nothing of it stays, and nothing of it is taken in from now on."""

@@ -87,9 +87,12 @@ class Departures:
         table = self._partition.slot_table
         slots = table.slots_in(FROZEN, move_id)
         if slots:
-            thawed = self._partition.commit(table.thaw(move_id))
-            self._partition.slots_arrived(slots)
-            await thawed
+            # Everything before it is durable then too: what the relay has removed is not read, and sent, again.
+            thawed = table.thaw(slots)
+            await self._partition.commit(thawed)
+            if table.slots_in(FROZEN, move_id):  # else the same request, which came again, was faster
+                table.take_up(thawed)
+                self._partition.slots_arrived(slots)
 
     async def complete(self, move_id: str) -> None:
         """The slots belong to the target, which runs them: delete what is left of them here."""

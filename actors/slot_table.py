@@ -69,23 +69,15 @@ class SlotTable:
         """The owned slots as inclusive ranges."""
         return as_ranges(self.owned)
 
-    # --- changes: the operations to commit; memory follows at once ----------------------------------
+    # --- what runs nothing any more: the operations to commit; memory follows at once ---------------
 
     def freeze(self, slots: Iterable[int], move_id: str) -> list[Op]:
         """The slots run nothing from now on."""
-        return self._change(slots, FROZEN, move_id, None)
-
-    def thaw(self, move_id: str) -> list[Op]:
-        """The move was called off: its slots run here as before."""
-        return self._change(self.slots_in(FROZEN, move_id), OWNED, None, None)
+        return self._change(slots, FROZEN, move_id)
 
     def expect(self, slots: Iterable[int], move_id: str) -> list[Op]:
         """Rows of these slots will come; what there was of them counts no more."""
-        return self._change(slots, INCOMING, move_id, None)
-
-    def own(self, move_id: str, version: int) -> list[Op]:
-        """The slots that were arriving run here from now on."""
-        return self._change(self.slots_in(INCOMING, move_id), OWNED, None, version)
+        return self._change(slots, INCOMING, move_id)
 
     def forget(self, slots: Iterable[int]) -> list[Op]:
         """Nothing of these slots is here any more."""
@@ -97,14 +89,30 @@ class SlotTable:
             ops.append((SLOTS, (slot,), None))
         return ops
 
-    def _change(self, slots: Iterable[int], state: str, move_id: str | None, version: int | None) -> list[Op]:
+    def _change(self, slots: Iterable[int], state: str, move_id: str) -> list[Op]:
         ops: list[Op] = []
         for slot in slots:
-            known = self._states.get(slot)
-            at = version if version is not None else known[1] if known is not None else 0
-            self._set(slot, state, at, move_id)
-            ops.append((SLOTS, (slot,), (state, at, move_id)))
+            version = self._version(slot)
+            self._set(slot, state, version, move_id)
+            ops.append((SLOTS, (slot,), (state, version, move_id)))
         return ops
+
+    def _version(self, slot: int) -> int:
+        known = self._states.get(slot)
+        return 0 if known is None else known[1]
+
+    # --- what runs (again): memory follows when it is durable ---------------------------------------
+
+    def thaw(self, slots: Iterable[int]) -> list[Op]:
+        """The operations to commit when a move was called off: its slots run here as before. `take_up` follows."""
+        return [(SLOTS, (slot,), (OWNED, self._version(slot), None)) for slot in slots]
+
+    def take_up(self, ops: Sequence[Op]) -> None:
+        """These operations, of `thaw` or `owned_ops`, are durable: the slots run here from now on."""
+        for _, (slot,), values in ops:
+            assert isinstance(values, tuple)
+            state, version, move_id = values
+            self._set(slot, state, version, move_id)
 
 
 def as_ranges(slots: Iterable[int]) -> list[tuple[int, int]]:

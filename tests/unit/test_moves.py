@@ -11,7 +11,7 @@ import pytest
 from actors import DurableObject, Rejected, TimerInfo
 from actors.address import SLOTS, slot_of
 from actors.departure import Departures
-from actors.errors import InvalidOption, MoveRefused
+from actors.errors import CommitFailed, InvalidOption, MoveRefused
 from actors.testing import LocalRuntime
 
 KEYS = [f"key-{number}" for number in range(60)]
@@ -201,6 +201,39 @@ async def test_what_is_frozen_stays_frozen_after_a_crash_until_the_decision_is_r
         await runtime.advance(seconds=5)
         assert await calling == 6
         assert len(await purse.rung()) == 1
+
+
+@pytest.mark.parametrize("decision", ["own", "call off"])
+async def test_a_slot_runs_nothing_before_it_is_durable_that_it_may_and_is_asked_for_again_when_that_fails(
+    decision: str,
+) -> None:
+    async with LocalRuntime(partitions=2, memory=True) as runtime:
+        slot = slot_of("Purse", "a")
+        source = runtime.moves.partition_of(slot)
+        await runtime.namespace(Purse).get("a").add(1)
+        await _departures(runtime, source).send("m1", [slot], 1 - source, patience_ms=100, cut_short=False)
+        partition = runtime.partitions[source if decision == "call off" else 1 - source]
+        assert partition is not None
+
+        async def decide() -> None:
+            assert partition is not None
+            await (partition.arrivals.own("m1", 2) if decision == "own" else partition.departures.call_off("m1"))
+
+        commit, partition.commit = partition.commit, _full_disk  # type: ignore[method-assign]
+        with pytest.raises(CommitFailed):
+            await decide()
+        assert not partition.runs_slot(slot)
+        partition.commit = commit  # type: ignore[method-assign]
+        await asyncio.gather(decide(), decide())
+        assert partition.runs_slot(slot)
+        state, version, _ = partition.store.get("slots", (slot,)) or ("", 0, None)
+        assert (state, version) == ("owned", 1 if decision == "call off" else 2)
+
+
+def _full_disk(ops: Any) -> asyncio.Future[None]:
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    failed.set_exception(CommitFailed("the disk is full; nothing was applied"))
+    return failed
 
 
 async def test_a_repeat_of_an_answered_call_is_answered_by_the_new_owner() -> None:
