@@ -5,10 +5,12 @@
 #   make test  lint  bench  soak  clean
 #
 # ARGS is passed on to the program or to pytest: make test ARGS="tests/unit -x"
+# WORKERS is how many pytest workers `make test` has: one for all tests that need a Ray, the others for the rest
 # PYTHON is the interpreter that makes the virtual environment: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +41,7 @@ quickstart: $(STAMP)
 	@$(BIN)/python -m examples.quickstart $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
