@@ -52,6 +52,11 @@ class SlotTable:
         found = self._states.get(slot)
         return None if found is None else found[0]
 
+    def version(self, slot: int) -> int | None:
+        """Since which version of the slot's it is in that state; None when the partition has nothing of it."""
+        found = self._states.get(slot)
+        return None if found is None else found[1]
+
     def slots_in(self, state: str, move_id: str) -> list[int]:
         """The slots of a move that are in this state."""
         return sorted(slot for slot, found in self._states.items() if found[0] == state and found[2] == move_id)

@@ -1,4 +1,4 @@
-"""Five minutes in which processes of every role die at random, under load and while slots move.
+"""Minutes in which processes of every role are killed and suspended at random, under load and while slots move.
 
 `make soak`; MAINSPRING_SOAK_S says how long, MAINSPRING_SOAK_SEED which schedule.
 """
@@ -6,109 +6,313 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import ray
 
-from actors.launch import find_wheels
-from actors.ray_calls import COORDINATOR, ActorUnreachable
+from actors.errors import MainspringError
 from actors.runtime import Runtime
-from tests.cluster.apps import Bell
-from tests.support.killing import kill_9
-from tests.support.ledger_load import Load
+from actors.settings import Settings
+from tests.cluster.message_apps import Inbox
+from tests.cluster.soak_apps import Witness
+from tests.cluster.soak_client import KEYS as CLIENT_KEYS
+from tests.support.killing import is_alive, kill_9
+from tests.support.readme import ROOT
+from tests.support.soak_history import History
 
 pytestmark = [pytest.mark.soak, pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(0)]
 
 SECONDS = float(os.environ.get("MAINSPRING_SOAK_S", "300"))
 SEED = int(os.environ.get("MAINSPRING_SOAK_SEED", str(time.time_ns() % 1_000_000)))
-KEYS = [f"soak-{number}" for number in range(60)]
-BELLS = 20
+#: A process that hangs is found within the soak's pauses; suspensions last from far less to more than that.
+SETTINGS = Settings(partition_lease_ms=6_000, partition_renew_ms=1_000)
+SUSPENDED_S = (0.2, 9.0)
+KEYS = [f"soak-{number}" for number in range(50)]
+INBOXES = ["inbox-0", "inbox-1", "inbox-2"]
 #: Between two deeds: longer than a restart takes, so that the runtime is not only ever starting.
-PAUSE_S = (2.0, 5.0)
+PAUSE_S = (1.0, 4.0)
+#: How long anything may take to come right once nothing is done any more.
+PATIENCE_S = 120.0
+NAME = "soak"
+
+
+class Client:
+    """The client process: killed, and started again with the same notes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._notes = directory / "client-notes"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+        address = ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-m", "tests.cluster.soak_client", address, NAME, str(self._notes), "client"]
+        with open(self._directory / f"client-{self.starts}.log", "wb") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            log = self._directory / f"client-{self.starts}.log"
+            raise AssertionError(f"the client ended by itself:\n{log.read_text()[-4_000:]}")
+        self._process.kill()
+        self._process.wait()
+
+    def tell(self, history: History) -> None:
+        for line in self._notes.read_text().splitlines(keepends=True) if self._notes.exists() else ():
+            if line.endswith("\n"):  # else the process died in the middle of its note
+                key, token, count, seen = json.loads(line)
+                assert count == 1, line
+                history.answered(key, token, seen)
+
+
+class Load:
+    """Calls, timers and messages; raises in `stop` what a caller has met."""
+
+    def __init__(self, runtime: Runtime, seed: int) -> None:
+        self._witnesses = runtime.namespace(Witness)
+        self._random = random.Random(seed)
+        self._going = True
+        self._tasks: list[asyncio.Task[None]] = []
+        self.history = History()
+        self.due: dict[str, dict[str, int]] = defaultdict(dict)
+        self.told: Counter[str] = Counter()
+        self.longest_s = 0.0
+
+    def start(self) -> None:
+        self._tasks = [asyncio.ensure_future(self._call(key)) for key in KEYS]
+        self._tasks += [asyncio.ensure_future(self._arm()), asyncio.ensure_future(self._tell())]
+
+    async def stop(self) -> None:
+        self._going = False
+        await asyncio.gather(*self._tasks)
+
+    def raise_if_failed(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _timed(self, call: Awaitable[object]) -> object:
+        began = time.perf_counter()
+        answer = await call
+        self.longest_s = max(self.longest_s, time.perf_counter() - began)
+        return answer
+
+    async def _call(self, key: str) -> None:
+        number = 0
+        while self._going:
+            answer = await self._timed(self._witnesses.get(key).apply(f"{number}"))
+            assert isinstance(answer, tuple)
+            assert answer[0] == 1, (key, number, answer)
+            self.history.answered(key, f"{number}", answer[1])
+            number += 1
+            await asyncio.sleep(0.05)
+
+    async def _arm(self) -> None:
+        """Timers that are due at once, soon, or a while from now, ten each second."""
+        number = 0
+        while self._going:
+            key = self._random.choice(KEYS)
+            now_ms = time.time_ns() // 1_000_000
+            due = {f"t{number + each}": now_ms + self._random.randrange(15_000) for each in range(10)}
+            await self._timed(self._witnesses.get(key).arm(due))
+            self.due[key].update(due)
+            number += 10
+            await asyncio.sleep(1)
+
+    async def _tell(self) -> None:
+        while self._going:
+            key = self._random.choice(KEYS)
+            count = self._random.randrange(1, 6)
+            await self._timed(self._witnesses.get(key).tell(INBOXES, count))
+            self.told[key] += count
+            await asyncio.sleep(0.2)
 
 
 class Chaos:
     """Does something bad now and then; `done` counts what."""
 
-    def __init__(self, runtime: Runtime, seed: int) -> None:
+    def __init__(self, runtime: Runtime, client: Client, seed: int) -> None:
         self._runtime = runtime
+        self._client = client
         self._random = random.Random(seed)
         self.done: Counter[str] = Counter()
 
-    async def run(self, seconds: float) -> None:
+    async def run(self, seconds: float, load: Load) -> None:
         until = time.monotonic() + seconds
-        deeds = (self._kill_partition, self._kill_partition, self._kill_coordinator, self._kill_wheel, self._scale)
+        deeds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+            (4, self._kill_partition),
+            (2, self._kill_coordinator),
+            (2, self._kill_wheel),
+            (2, self._kill_client),
+            (3, self._suspend),
+            (2, self._scale),
+            (2, self._move),
+            (1, self._deploy),
+        ]
         while time.monotonic() < until:
-            deed = self._random.choice(deeds)
+            (deed,) = self._random.choices([each for _, each in deeds], [weight for weight, _ in deeds])
             await deed()
+            load.raise_if_failed()
             await asyncio.sleep(self._random.uniform(*PAUSE_S))
 
+    def _pids(self) -> dict[str, int]:
+        """The processes that answer now, by role."""
+        status = self._runtime.status()
+        found = {f"partition {number}": report.pid for number, report in status.partitions.items()}
+        found["coordinator"] = status.coordinator.engine.pid
+        for name, report in status.release_wheels.items():
+            found[f"wheel {name}"] = report.get("pid") if isinstance(report, dict) else None
+        return {role: pid for role, pid in found.items() if pid}
+
+    async def _pick(self, role: str) -> tuple[str, int] | None:
+        pids = await asyncio.to_thread(self._pids)
+        names = sorted(name for name in pids if name.startswith(role))
+        if not names:
+            return None  # it is just being started
+        name = self._random.choice(names)
+        return name, pids[name]
+
+    async def _kill(self, role: str) -> None:
+        picked = await self._pick(role)
+        if picked is not None and is_alive(picked[1]):
+            await asyncio.to_thread(kill_9, picked[1])
+            self.done[f"{role} killed"] += 1
+
     async def _kill_partition(self) -> None:
-        pids = await asyncio.to_thread(self._runtime.partition_pids)
-        if pids:
-            number = self._random.choice(sorted(pids))
-            await asyncio.to_thread(kill_9, pids[number])
-            self.done["partition killed"] += 1
+        await self._kill("partition")
 
     async def _kill_coordinator(self) -> None:
-        await self._kill_actor(COORDINATOR)
+        await self._kill("coordinator")
 
     async def _kill_wheel(self) -> None:
-        for name in await asyncio.to_thread(find_wheels, self._runtime._calls):
-            await self._kill_actor(name)
+        await self._kill("wheel")
 
-    async def _kill_actor(self, name: str) -> None:
+    async def _kill_client(self) -> None:
+        await asyncio.to_thread(self._client.kill)
+        self._client.start()
+        self.done["client killed"] += 1
+
+    async def _suspend(self) -> None:
+        """Stop a process for a while, which may be longer than its lease; then let it go on, if it is still there."""
+        role = self._random.choice(("partition", "partition", "coordinator", "wheel"))
+        picked = await self._pick(role)
+        if picked is None or not is_alive(picked[1]):
+            return
+        os.kill(picked[1], signal.SIGSTOP)
+        await asyncio.sleep(self._random.uniform(*SUSPENDED_S))
         try:
-            handle = await self._runtime._calls.handle_async(name)
-        except ActorUnreachable:
-            return  # it is just being started
-        await asyncio.to_thread(ray.kill, handle, no_restart=False)
-        self.done[f"{name} killed"] += 1
+            os.kill(picked[1], signal.SIGCONT)
+            self.done[f"{role} suspended"] += 1
+        except ProcessLookupError:
+            self.done[f"{role} suspended until it was ended"] += 1
 
     async def _scale(self) -> None:
-        partitions = self._random.choice((2, 3))
+        partitions = self._random.choice((2, 3, 4))
         scaling = asyncio.ensure_future(self._runtime.ascale(partitions))
         await asyncio.sleep(self._random.uniform(0.1, 1.5))
-        await self._kill_partition()  # in the middle of it, perhaps
+        await self._kill(self._random.choice(("partition", "coordinator")))  # in the middle of it, perhaps
         await scaling
-        self.done[f"scaled to {partitions}"] += 1
+        self.done["scaled"] += 1
+
+    async def _move(self) -> None:
+        """Some slots, one by one; one that is not moved in time is left to the coordinator."""
+        for key in self._random.sample(KEYS, 5):
+            numbers = sorted(await asyncio.to_thread(self._runtime._partitions))
+            stub = self._runtime.namespace(Witness).get(key)
+            try:
+                await asyncio.to_thread(self._runtime.move, stub, self._random.choice(numbers), timeout_s=30)
+                self.done["slots moved by hand"] += 1
+            except MainspringError as error:
+                self.done[f"moves put off: {type(error).__name__}"] += 1
+
+    async def _deploy(self) -> None:
+        await asyncio.to_thread(self._runtime.deploy)
+        self.done["deployed"] += 1
 
 
-async def test_nothing_is_lost_and_nothing_happens_twice_while_every_role_dies_at_random(tmp_path: Path) -> None:
+async def until(look: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not await look():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s in vain for {what}"
+        await asyncio.sleep(0.1)
+
+
+async def check_timers(runtime: Runtime, load: Load) -> int:
+    """Each timer's effects once, at its own time, never early; how many. Their sightings go to the history."""
+    for key, timers in load.due.items():
+        witness = runtime.namespace(Witness).get(key)
+
+        async def all_fired(witness: object = witness, timers: dict[str, int] = timers) -> bool:
+            return len(await witness.fires()) >= len(timers)  # type: ignore[attr-defined]
+
+        await until(all_fired, f"the timers of {key}")
+        fires = await witness.fires()
+        assert sorted(fire[0] for fire in fires) == sorted(timers), "each timer's effects once"
+        for name, due_ms, fired_ms, seen in fires:
+            assert due_ms == timers[name], "the due time is what it was, to the millisecond"
+            assert fired_ms >= due_ms, "never early"
+            load.history.fired(key, seen)
+    return sum(map(len, load.due.values()))
+
+
+async def check_messages(runtime: Runtime, load: Load) -> int:
+    """Each message of each pair once, in order; how many."""
+    total = sum(load.told.values())
+    for key in INBOXES:
+        inbox = runtime.namespace(Inbox).get(key)
+
+        async def all_arrived(inbox: object = inbox) -> bool:
+            return await inbox.count() >= total  # type: ignore[attr-defined,no-any-return]
+
+        await until(all_arrived, f"the messages to {key}")
+        arrived: dict[str, list[int]] = defaultdict(list)
+        for sender, number in await inbox.messages():
+            arrived[sender].append(number)
+        assert arrived == {sender: list(range(count)) for sender, count in load.told.items()}
+    return total * len(INBOXES)
+
+
+async def test_nothing_is_lost_twice_or_early_and_slots_have_one_owner_while_every_role_dies_at_random(
+    tmp_path: Path,
+) -> None:
     print(f"MAINSPRING_SOAK_SEED={SEED}")
-    runtime = await asyncio.to_thread(Runtime.start, tmp_path / "data", 2, name="soak")
+    runtime = await asyncio.to_thread(Runtime.start, tmp_path / "data", 2, name=NAME, settings=SETTINGS)
     async with runtime:
-        bells = runtime.namespace(Bell)
-        now_ms = int(time.time() * 1_000)
-        spread_ms = int(SECONDS * 1_000)
-        due = {
-            f"bell-{number}": {
-                f"t{each}": now_ms + 2_000 + (each * 997 + number * 131) % spread_ms for each in range(50)
-            }
-            for number in range(BELLS)
-        }
-        for key, timers in due.items():
-            await bells.get(key).arm(timers)
-        load = Load(runtime, KEYS, pause_s=0.02)
+        client = Client(tmp_path)
+        load = Load(runtime, SEED)
+        chaos = Chaos(runtime, client, SEED)
+        client.start()
         load.start()
-        chaos = Chaos(runtime, SEED)
-        await chaos.run(SECONDS)
-        await load.stop()
-        calls = await load.check()
-        for key, timers in due.items():
-            fires = []
-            for _ in range(600):
-                fires = await bells.get(key).fires()
-                if len(fires) >= len(timers):
-                    break
-                await asyncio.sleep(0.1)
-            assert sorted(fire[0] for fire in fires) == sorted(timers), "each timer's effects once"
-            for name, due_ms, fired_ms, *_ in fires:
-                assert due_ms == timers[name]
-                assert fired_ms >= due_ms, "never early"
-        print(f"{calls} calls, {BELLS * 50} timers, longest pause {load.longest_s:.1f} s, {dict(chaos.done)}")
+        try:
+            await chaos.run(SECONDS, load)
+            await load.stop()
+        finally:
+            await asyncio.to_thread(client.kill)
+        fires = await check_timers(runtime, load)
+        messages = await check_messages(runtime, load)
+        client.tell(load.history)
+        witnesses = runtime.namespace(Witness)
+        for key in KEYS:
+            load.history.check_tokens(key, await witnesses.get(key).applied())
+        for key in (f"client-{number}" for number in range(CLIENT_KEYS)):
+            load.history.check_tokens(key, await witnesses.get(key).applied(), under_way=client.starts)
+        load.history.check_owners()
+        print(
+            f"\n{load.history.count} calls, {fires} fires, {messages} messages, "
+            f"{load.history.incarnations()} processes of partitions, {load.history.slot_owners()} owners of slots, "
+            f"longest pause of a call {load.longest_s:.1f} s\n"
+            + "\n".join(f"{count:4} {what}" for what, count in sorted(chaos.done.items()))
+        )
