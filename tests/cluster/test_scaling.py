@@ -13,12 +13,13 @@ import ray
 
 from actors.client import Client
 from actors.errors import InvalidOption, WrongPartition
-from actors.namespace import Stub
 from actors.ray_calls import COORDINATOR, RayCalls, ray_namespace
 from actors.ray_directory import RayDirectory
 from actors.runtime import Runtime
 from actors.scaling import ScaleProgress
-from tests.cluster.apps import Bell, Ledger
+from tests.cluster.apps import Ledger
+from tests.cluster.mixed_load import MixedLoad
+from tests.cluster.soak_apps import Witness
 from tests.support.killing import kill_9, wait_for
 from tests.support.ledger_load import Load
 from tests.support.owner_checker import owners_watched
@@ -41,36 +42,38 @@ def slot_counts(runtime: Runtime) -> list[int]:
     return [counts[number] for number in sorted(counts)]
 
 
-async def test_scaling_up_and_down_under_load_shows_no_error(runtime: Runtime) -> None:
-    load = Load(runtime, KEYS)
-    bells = runtime.namespace(Bell)
-    due = {f"t{number}": int(time.time() * 1_000) + 2_000 + 100 * number for number in range(50)}
-    for key in KEYS[:20]:
-        await bells.get(key).arm(due)
+async def capacity(runtime: Runtime, seconds: float = 2.0) -> float:
+    """Calls per second, roughly, that this process and the partitions can do now, beside whatever else runs here."""
+    witnesses = runtime.namespace(Witness)
+    until = time.perf_counter() + seconds
+    count = 0
+
+    async def caller(key: str) -> None:
+        nonlocal count
+        while time.perf_counter() < until:
+            await witnesses.get(key).apply(f"{count}")
+            count += 1
+
+    await asyncio.gather(*(caller(f"capacity-{number}") for number in range(100)))
+    return count / seconds
+
+
+async def test_scaling_up_and_down_at_half_of_the_capacity_shows_no_error_and_loses_nothing(runtime: Runtime) -> None:
+    per_second = await capacity(runtime) / 2
+    load = MixedLoad(runtime, KEYS, seed=1, pause_s=len(KEYS) / per_second, spread_ms=8_000)
     load.start()
     await asyncio.sleep(0.5)
     for partitions in (4, 3):
         await runtime.ascale(partitions)
     await load.stop()
-    await load.check()
+    calls, fires, messages = await load.check()
     counts = await asyncio.to_thread(slot_counts, runtime)
     assert (len(counts), max(counts) - min(counts)) == (3, 1)
     assert set((await asyncio.to_thread(runtime.status)).partitions) == {0, 1, 2}
-    for key in KEYS[:20]:
-        fires = await until_fired(bells.get(key), len(due))
-        assert sorted(fire[0] for fire in fires) == sorted(due)
-        for name, due_ms, fired_ms, *_ in fires:
-            assert due_ms == due[name], "the due time is what it was, to the millisecond"
-            assert fired_ms >= due_ms
-    print(f"longest pause of a key: {load.longest_s * 1_000:.0f} ms")
-
-
-async def until_fired(bell: Stub, count: int) -> list[tuple[str, int, int, int, int, int]]:
-    deadline = time.monotonic() + 60
-    while len(fires := await bell.fires()) < count:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-    return list(fires)
+    print(
+        f"half of the capacity: {per_second:.0f} calls/s; {calls} calls, {fires} fires, {messages} messages; "
+        f"longest pause of a key {load.longest_s * 1_000:.0f} ms"
+    )
 
 
 @pytest.mark.parametrize("victim", ["source", "target", "coordinator"])

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import ray
 from actors.errors import MainspringError
 from actors.runtime import Runtime
 from actors.settings import Settings
-from tests.cluster.message_apps import Inbox
+from tests.cluster.mixed_load import MixedLoad
 from tests.cluster.soak_apps import Witness
 from tests.cluster.soak_client import KEYS as CLIENT_KEYS
 from tests.support.killing import is_alive, kill_9
@@ -38,11 +38,8 @@ SEED = int(os.environ.get("MAINSPRING_SOAK_SEED", str(time.time_ns() % 1_000_000
 SETTINGS = Settings(partition_lease_ms=6_000, partition_renew_ms=1_000)
 SUSPENDED_S = (0.2, 9.0)
 KEYS = [f"soak-{number}" for number in range(50)]
-INBOXES = ["inbox-0", "inbox-1", "inbox-2"]
 #: Between two deeds: longer than a restart takes, so that the runtime is not only ever starting.
 PAUSE_S = (1.0, 4.0)
-#: How long anything may take to come right once nothing is done any more.
-PATIENCE_S = 120.0
 NAME = "soak"
 
 
@@ -78,69 +75,6 @@ class Client:
                 history.answered(key, token, seen)
 
 
-class Load:
-    """Calls, timers and messages; raises in `stop` what a caller has met."""
-
-    def __init__(self, runtime: Runtime, seed: int) -> None:
-        self._witnesses = runtime.namespace(Witness)
-        self._random = random.Random(seed)
-        self._going = True
-        self._tasks: list[asyncio.Task[None]] = []
-        self.history = History()
-        self.due: dict[str, dict[str, int]] = defaultdict(dict)
-        self.told: Counter[str] = Counter()
-        self.longest_s = 0.0
-
-    def start(self) -> None:
-        self._tasks = [asyncio.ensure_future(self._call(key)) for key in KEYS]
-        self._tasks += [asyncio.ensure_future(self._arm()), asyncio.ensure_future(self._tell())]
-
-    async def stop(self) -> None:
-        self._going = False
-        await asyncio.gather(*self._tasks)
-
-    def raise_if_failed(self) -> None:
-        for task in self._tasks:
-            if task.done():
-                task.result()
-
-    async def _timed(self, call: Awaitable[object]) -> object:
-        began = time.perf_counter()
-        answer = await call
-        self.longest_s = max(self.longest_s, time.perf_counter() - began)
-        return answer
-
-    async def _call(self, key: str) -> None:
-        number = 0
-        while self._going:
-            answer = await self._timed(self._witnesses.get(key).apply(f"{number}"))
-            assert isinstance(answer, tuple)
-            assert answer[0] == 1, (key, number, answer)
-            self.history.answered(key, f"{number}", answer[1])
-            number += 1
-            await asyncio.sleep(0.05)
-
-    async def _arm(self) -> None:
-        """Timers that are due at once, soon, or a while from now, ten each second."""
-        number = 0
-        while self._going:
-            key = self._random.choice(KEYS)
-            now_ms = time.time_ns() // 1_000_000
-            due = {f"t{number + each}": now_ms + self._random.randrange(15_000) for each in range(10)}
-            await self._timed(self._witnesses.get(key).arm(due))
-            self.due[key].update(due)
-            number += 10
-            await asyncio.sleep(1)
-
-    async def _tell(self) -> None:
-        while self._going:
-            key = self._random.choice(KEYS)
-            count = self._random.randrange(1, 6)
-            await self._timed(self._witnesses.get(key).tell(INBOXES, count))
-            self.told[key] += count
-            await asyncio.sleep(0.2)
-
-
 class Chaos:
     """Does something bad now and then; `done` counts what."""
 
@@ -150,7 +84,7 @@ class Chaos:
         self._random = random.Random(seed)
         self.done: Counter[str] = Counter()
 
-    async def run(self, seconds: float, load: Load) -> None:
+    async def run(self, seconds: float, load: MixedLoad) -> None:
         until = time.monotonic() + seconds
         deeds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (4, self._kill_partition),
@@ -243,48 +177,6 @@ class Chaos:
         self.done["deployed"] += 1
 
 
-async def until(look: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not await look():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s in vain for {what}"
-        await asyncio.sleep(0.1)
-
-
-async def check_timers(runtime: Runtime, load: Load) -> int:
-    """Each timer's effects once, at its own time, never early; how many. Their sightings go to the history."""
-    for key, timers in load.due.items():
-        witness = runtime.namespace(Witness).get(key)
-
-        async def all_fired(witness: object = witness, timers: dict[str, int] = timers) -> bool:
-            return len(await witness.fires()) >= len(timers)  # type: ignore[attr-defined]
-
-        await until(all_fired, f"the timers of {key}")
-        fires = await witness.fires()
-        assert sorted(fire[0] for fire in fires) == sorted(timers), "each timer's effects once"
-        for name, due_ms, fired_ms, seen in fires:
-            assert due_ms == timers[name], "the due time is what it was, to the millisecond"
-            assert fired_ms >= due_ms, "never early"
-            load.history.fired(key, seen)
-    return sum(map(len, load.due.values()))
-
-
-async def check_messages(runtime: Runtime, load: Load) -> int:
-    """Each message of each pair once, in order; how many."""
-    total = sum(load.told.values())
-    for key in INBOXES:
-        inbox = runtime.namespace(Inbox).get(key)
-
-        async def all_arrived(inbox: object = inbox) -> bool:
-            return await inbox.count() >= total  # type: ignore[attr-defined,no-any-return]
-
-        await until(all_arrived, f"the messages to {key}")
-        arrived: dict[str, list[int]] = defaultdict(list)
-        for sender, number in await inbox.messages():
-            arrived[sender].append(number)
-        assert arrived == {sender: list(range(count)) for sender, count in load.told.items()}
-    return total * len(INBOXES)
-
-
 async def test_nothing_is_lost_twice_or_early_and_slots_have_one_owner_while_every_role_dies_at_random(
     tmp_path: Path,
 ) -> None:
@@ -292,7 +184,7 @@ async def test_nothing_is_lost_twice_or_early_and_slots_have_one_owner_while_eve
     runtime = await asyncio.to_thread(Runtime.start, tmp_path / "data", 2, name=NAME, settings=SETTINGS)
     async with runtime:
         client = Client(tmp_path)
-        load = Load(runtime, SEED)
+        load = MixedLoad(runtime, KEYS, SEED)
         chaos = Chaos(runtime, client, SEED)
         client.start()
         load.start()
@@ -301,17 +193,13 @@ async def test_nothing_is_lost_twice_or_early_and_slots_have_one_owner_while_eve
             await load.stop()
         finally:
             await asyncio.to_thread(client.kill)
-        fires = await check_timers(runtime, load)
-        messages = await check_messages(runtime, load)
         client.tell(load.history)
+        calls, fires, messages = await load.check()
         witnesses = runtime.namespace(Witness)
-        for key in KEYS:
-            load.history.check_tokens(key, await witnesses.get(key).applied())
         for key in (f"client-{number}" for number in range(CLIENT_KEYS)):
             load.history.check_tokens(key, await witnesses.get(key).applied(), under_way=client.starts)
-        load.history.check_owners()
         print(
-            f"\n{load.history.count} calls, {fires} fires, {messages} messages, "
+            f"\n{calls} calls, {fires} fires, {messages} messages, "
             f"{load.history.incarnations()} processes of partitions, {load.history.slot_owners()} owners of slots, "
             f"longest pause of a call {load.longest_s:.1f} s\n"
             + "\n".join(f"{count:4} {what}" for what, count in sorted(chaos.done.items()))
