@@ -30,17 +30,30 @@ from drivers.snapshot import snapshot as make_snapshot
 __all__ = ["register"]
 
 
+WorkingDir = Annotated[
+    Path | None, typer.Option(help="Directory with the application's code, which is sent to all nodes.")
+]
+
+
+def _environment(working_dir: Path | None) -> dict[str, str] | None:
+    return None if working_dir is None else {"working_dir": str(working_dir)}
+
+
 def start(
     data_dir: Annotated[Path, typer.Argument(help="Where the data is kept.")],
     partitions: Annotated[int | None, typer.Option(min=1, help="Partitions of a new data directory.")] = None,
     name: RuntimeName = "default",
     address: ClusterAddress = None,
+    working_dir: WorkingDir = None,
+    num_cpus: Annotated[float, typer.Option(min=0, help="CPUs that each partition reserves in Ray.")] = 0,
 ) -> None:
     """Start a runtime. In a Ray cluster (--address) it goes on by itself; otherwise it runs until this is ended."""
     from actors.runtime import Runtime
 
     with explained():
-        runtime = Runtime.start(data_dir, partitions, name=name, address=address)
+        runtime = Runtime.start(
+            data_dir, partitions, name=name, address=address, num_cpus=num_cpus, runtime_env=_environment(working_dir)
+        )
     if address is not None:
         runtime.close()
         typer.echo(f"runtime {name!r} runs at {address}")
@@ -79,10 +92,15 @@ def scale(
     say(f"runtime {name!r} has {partitions} partitions", as_json, name=name, partitions=partitions)
 
 
-def deploy(name: RuntimeName = "default", address: ClusterAddress = None, as_json: AsJson = False) -> None:
+def deploy(
+    name: RuntimeName = "default",
+    address: ClusterAddress = None,
+    working_dir: WorkingDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Start the partitions' processes again, one at a time, with the code as it is now."""
     with explained(), connected(name, address) as runtime:
-        runtime.deploy()
+        runtime.deploy(runtime_env=_environment(working_dir))
     say(f"runtime {name!r} runs the new code", as_json, name=name, deployed=True)
 
 

@@ -108,7 +108,10 @@ def _join(address: str, options: Mapping[str, Any]) -> None:
                 **options,
             )
     except ConnectionError as error:
-        raise RuntimeNotStarted(f"no Ray can be reached at {address!r}: {error}") from error
+        raise RuntimeNotStarted(
+            f"the Ray at {address!r} can't be joined: {error}. Something listens there; if the cluster wants a token, "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its nodes."
+        ) from error
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

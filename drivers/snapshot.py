@@ -16,6 +16,8 @@ __all__ = ["restore", "snapshot"]
 
 #: What says that a directory is a cluster's, written last so that a copy that was cut short is none.
 _CLUSTER_FILE = "cluster.json"
+#: The same in a copy of what another node of the cluster has: partitions without the coordinator and its file.
+_PART_FILE = "cluster.part"
 _DATABASES = "*.sqlite"
 _LOCKS = "*.lock"
 
@@ -23,13 +25,15 @@ _LOCKS = "*.lock"
 def snapshot(data_dir: Path, target: Path) -> int:
     """Copy the data directory of a runtime that is stopped to `target`; how many files were copied.
 
+    In a cluster each node has the directory with its own partitions: a snapshot is one of each node.
+
     Raises `PartitionBusy` while a process has the data, `DataMissing` where there is none, and `SnapshotRefused` when
     something is at `target` already.
     """
-    if not (data_dir / _CLUSTER_FILE).exists():
+    if not (data_dir / _CLUSTER_FILE).exists() and not any((data_dir / "partitions").glob(f"*/{_DATABASES}")):
         raise DataMissing(f"{data_dir} holds no cluster: give the directory that the runtime was started with")
     with _at_rest(data_dir):
-        return _copy(data_dir, target)
+        return _copy(data_dir, target, mark_part=True)
 
 
 def restore(source: Path, data_dir: Path) -> int:
@@ -37,9 +41,11 @@ def restore(source: Path, data_dir: Path) -> int:
 
     Raises `DataMissing` when `source` is no whole snapshot, and `SnapshotRefused` when `data_dir` has something.
     """
-    if not (source / _CLUSTER_FILE).exists():
-        raise DataMissing(f"{source} is no snapshot, or one that was cut short: it has no {_CLUSTER_FILE}")
-    return _copy(source, data_dir)
+    if not (source / _CLUSTER_FILE).exists() and not (source / _PART_FILE).exists():
+        raise DataMissing(
+            f"{source} is no snapshot, or one that was cut short: it has neither {_CLUSTER_FILE} nor {_PART_FILE}"
+        )
+    return _copy(source, data_dir, mark_part=False)
 
 
 @contextmanager
@@ -53,19 +59,23 @@ def _at_rest(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def _copy(source: Path, target: Path) -> int:
+def _copy(source: Path, target: Path, *, mark_part: bool) -> int:
     if target.exists() and any(target.iterdir()):
         raise SnapshotRefused(f"{target} is not empty; nothing was copied. Give a new directory.")
     copied = 0
     for path in sorted(source.rglob(_DATABASES)):
         _copy_database(path, target / path.relative_to(source))
         copied += 1
-    shutil.copyfile(source / _CLUSTER_FILE, target / (_CLUSTER_FILE + ".new"))
-    with (target / (_CLUSTER_FILE + ".new")).open("rb") as written:
-        os.fsync(written.fileno())
-    os.replace(target / (_CLUSTER_FILE + ".new"), target / _CLUSTER_FILE)
+    if (source / _CLUSTER_FILE).exists():
+        shutil.copyfile(source / _CLUSTER_FILE, target / (_CLUSTER_FILE + ".new"))
+        with (target / (_CLUSTER_FILE + ".new")).open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(target / (_CLUSTER_FILE + ".new"), target / _CLUSTER_FILE)
+        copied += 1
+    elif mark_part:
+        (target / _PART_FILE).touch()
     fsync_directory(target)
-    return copied + 1
+    return copied
 
 
 def _copy_database(path: Path, target: Path) -> None:

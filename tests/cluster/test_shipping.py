@@ -70,6 +70,11 @@ DRIVER = """
             say("deployed", runtime)
             runtime.deploy()
             say("restarted", runtime)
+            source.write_text(source.read_text().replace("VERSION = 2", "VERSION = 3"))
+            deploy = ["from actors.cli import app; app()", "deploy", "--name", "shipping", "--address", address]
+            deploy += ["--working-dir", str(app)]
+            subprocess.run([sys.executable, "-c", *deploy], check=True, stdout=subprocess.DEVNULL)
+            say("by command", runtime)
             try:
                 runtime.deploy(runtime_env={"working_dir": "/nonexistent"})
             except InvalidOption as error:
@@ -120,8 +125,9 @@ def test_partitions_import_the_application_from_its_package_when_started_scaled_
         "scaled [2] [1] 2 shipped",
         "deployed [3] [2] 2 shipped",
         "restarted [4] [2] 2 shipped",
+        "by command [5] [3] 2 shipped",
         "refused: True",
-        "as before [5] [2] 2 shipped",
+        "as before [6] [3] 2 shipped",
     ], done.stdout + done.stderr
 
 
