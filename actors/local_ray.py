@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.job_config import JobConfig
 
 from actors.errors import InvalidOption, RuntimeNotStarted
@@ -107,7 +108,7 @@ def _join(address: str, options: Mapping[str, Any]) -> None:
                 job_config=JobConfig(_py_driver_sys_path=import_paths()),
                 **options,
             )
-    except ConnectionError as error:
+    except (ConnectionError, RayError) as error:  # the latter: no token at all
         raise RuntimeNotStarted(
             f"the Ray at {address!r} can't be joined: {error}. Something listens there; if the cluster wants a token, "
             "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its nodes."

@@ -113,7 +113,7 @@ class RayNodes:
                 [
                     *(str(Path(sys.executable).parent / "ray"), "start", "--block", *options, *labels),
                     *(f"--node-ip-address={node.ip}", f"--temp-dir={self._temp}"),
-                    *("--num-cpus=2", "--object-store-memory=80000000"),
+                    *(f"--num-cpus={0 if node.disk is None else 2}", "--object-store-memory=80000000"),
                     *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
                 ],
                 env={**self.driver_environment(), **environment, _MARK: node.mark},
