@@ -130,7 +130,7 @@ def test_no_ray_or_several_are_an_error_that_says_what_to_do(fake: FakeRay) -> N
 
 def test_an_address_where_nobody_is_says_so(fake: FakeRay) -> None:
     fake.reachable = False
-    with pytest.raises(RuntimeNotStarted, match="nobody there.*RAY_AUTH_TOKEN"):
+    with pytest.raises(RuntimeNotStarted, match=r"nobody there.*RAY_AUTH_TOKEN"):
         ensure_ray("10.0.0.1:6379")
 
 
