@@ -14,6 +14,7 @@ import pytest
 from actors import QuotaLimit
 from actors.errors import CoordinatorUnavailable, LeaseHeld, StaleLease
 from actors.runtime import Runtime
+from actors.settings import Settings
 from drivers.files import COORDINATOR, store_files
 from tests.cluster.lease_apps import Uploader, Vault, Worker
 from tests.support.killing import kill_9, wait_for
@@ -27,8 +28,9 @@ LIMIT = QuotaLimit("360d", operations=1_000, bytes=1_000)
 
 @pytest.fixture(scope="module")
 def runtime(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
-    with Runtime.start(tmp_path_factory.mktemp("coordinator"), 2, name="coordinated") as started:
-        # first of all: it takes a minute until the coordinator is told, and the other tests kill it meanwhile
+    settings = Settings(quota_rollup_ms=2_000)
+    with Runtime.start(tmp_path_factory.mktemp("coordinator"), 2, name="coordinated", settings=settings) as started:
+        # first of all: it takes a while until the coordinator is told, and the other tests kill it meanwhile
         for number in range(4):
             started.namespace(Uploader).get(f"u{number}").charge.sync(number + 1, number, LIMIT)
         yield started

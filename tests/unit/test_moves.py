@@ -12,6 +12,8 @@ from actors import DurableObject, Rejected, TimerInfo
 from actors.address import SLOTS, slot_of
 from actors.departure import Departures
 from actors.errors import CommitFailed, InvalidOption, MoveRefused
+from actors.mover import CUT_SHORT_AFTER
+from actors.settings import Settings
 from actors.testing import LocalRuntime
 
 KEYS = [f"key-{number}" for number in range(60)]
@@ -154,7 +156,8 @@ async def test_a_move_waits_for_the_turn_that_runs_and_is_refused_when_that_take
 
 
 async def test_a_turn_that_is_cut_short_runs_again_at_the_new_owner_and_its_calls_happen_once() -> None:
-    async with LocalRuntime(partitions=2, memory=True) as runtime:
+    settings = Settings(turn_timeout_ms=3_600_000)
+    async with LocalRuntime(partitions=2, memory=True, settings=settings) as runtime:
         purses = runtime.namespace(Purse)
         Purse.gates = {"a": asyncio.Event()}
         giving = asyncio.ensure_future(purses.get("a").give_and_wait("b"))
@@ -162,12 +165,12 @@ async def test_a_turn_that_is_cut_short_runs_again_at_the_new_owner_and_its_call
         slot = slot_of("Purse", "a")
         mover = runtime.moves.mover()
         moving = asyncio.ensure_future(mover.move([slot], 1 - runtime.moves.partition_of(slot)))
-        for _ in range(6):
-            await runtime.advance(seconds=6)
-            await asyncio.sleep(0.3)
+        while not moving.done():
+            await runtime.advance(seconds=1)
+            await asyncio.sleep(0.02)  # real time, for what the mover waits between its tries
+        assert mover.progress.put_off == CUT_SHORT_AFTER
         assert not giving.done()
-        await runtime.advance(seconds=6)
-        await asyncio.wait_for(moving, 20)
+        await moving
         Purse.gates["a"].set()
         await runtime.advance(seconds=6)
         assert await asyncio.wait_for(giving, 20) == "given"
