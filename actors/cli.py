@@ -23,7 +23,14 @@ from actors.cli_support import (
 )
 from actors.errors import InvalidOption, MainspringError
 from actors.live_files import check_running
-from drivers.inspection import DEAD_LETTERS, OBJECTS, TIMERS, find_partitions, integrity
+from drivers.inspection import (
+    DEAD_LETTERS,
+    OBJECTS,
+    TIMERS,
+    coordinator_integrity,
+    find_partitions,
+    integrity,
+)
 from timers.registry import TimerKind
 
 __all__ = ["app"]
@@ -189,14 +196,19 @@ def verify(
     address: ClusterAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every partition file: SQLite's own integrity check, and timers against their directory."""
+    """Check every partition file: SQLite's own integrity check, and timers against their directory. In a data directory
+    the coordinator's files as well."""
     with explained():
         if data_dir is not None:
             found = [(number, integrity(path)) for number, path in find_partitions(data_dir)]
+            others = coordinator_integrity(data_dir)
         else:
             with connected(name, address) as runtime:
-                found = runtime.run_sync(lambda: check_running(runtime.client()))
-    rows = [{"partition": number, "integrity": verdict, "lost_timers": lost} for number, (verdict, lost) in found]
+                found, others = runtime.run_sync(lambda: check_running(runtime.client())), []
+    rows: list[dict[str, object]] = [
+        {"partition": number, "integrity": verdict, "lost_timers": lost} for number, (verdict, lost) in found
+    ]
+    rows += [{"partition": name, "integrity": verdict, "lost_timers": 0} for name, verdict in others]
     show("verification", rows, as_json)
     if any(row["integrity"] != "ok" or row["lost_timers"] for row in rows):
         raise typer.Exit(1)

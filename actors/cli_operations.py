@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -168,7 +169,11 @@ def rebuild_coordinator(
                 "say --yes if the coordinator's file is lost for good: a file that is only on another disk, and comes "
                 "back later, would be a second truth"
             )
-        rebuilt = rebuild(data_dir)
+        rebuilt = rebuild(data_dir, time.time_ns() // 1_000_000)
+    if rebuilt.made_engine:
+        typer.echo("leases and quotas: made anew; leases that were held are free, their epochs are over")
+    if not rebuilt.made_map:
+        return
     typer.echo(f"partitions {', '.join(map(str, rebuilt.partitions))}; slot map version {rebuilt.map_version}")
     if rebuilt.undecided:
         typer.echo(f"slots {list(rebuilt.undecided)} were on their way; they stay where they came from")

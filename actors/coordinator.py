@@ -229,6 +229,15 @@ class Coordinator:
         if cluster is not None:
             cluster.resize(data_dir, len(self._store.partitions()))
 
+    @property
+    def engine_commit_seq(self) -> int:
+        """A commit that the engine's file is known to have had. 0 where a power failure may take commits back."""
+        return self._store.engine_commit_seq if self._config.settings.durability == "full" else 0
+
+    def engine_reached(self, commit_seq: int) -> None:
+        """The engine's file has this commit."""
+        self._store.raise_engine(commit_seq)
+
     def status(self) -> CoordinatorStatus:
         """Everything known of the partitions."""
         return CoordinatorStatus(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +27,7 @@ from actors.coordinator_engine import CoordinatorEngine, EngineConfig
 from actors.coordinator_services import SERVICES
 from actors.coordinator_store import ClassDefinition, SlotMap
 from actors.errors import InvalidOption, PartitionStopped
-from actors.logs import log_to_stderr
+from actors.logs import log_event, log_to_stderr
 from actors.metrics import COORDINATOR, MetricsExporter, RayMetrics, Snapshot
 from actors.opening import Opening
 from actors.process_id import ProcessId
@@ -46,6 +48,16 @@ def _exit_process(error: BaseException) -> None:
     os._exit(EXIT_ENGINE)
 
 
+async def _watch_engine(coordinator: Coordinator, engine: CoordinatorEngine, interval_ms: int) -> None:
+    """Keep on record how far the engine's file has come."""
+    while not engine.stopped:
+        try:
+            coordinator.engine_reached(engine.store.commit_seq)
+        except sqlite3.Error as error:  # the next round tells as much
+            log_event(logging.ERROR, "engine_not_recorded", f"the commit of the coordinator's engine: {error}")
+        await asyncio.sleep(interval_ms / 1_000)
+
+
 class CoordinatorActor:
     """Holds the coordinator and, beside it, its engine."""
 
@@ -60,6 +72,7 @@ class CoordinatorActor:
         # Beside it: without its engine's file a coordinator still knows the slot map.
         self._engine_opening = Opening("The coordinator's engine", partial(self._open_engine, config))
         self._engine_start = asyncio.ensure_future(self._engine_opening.run())
+        self._engine_watch: asyncio.Future[None] | None = None
 
     def _export_metrics(self, config: CoordinatorConfig) -> MetricsExporter:
         loop = asyncio.get_running_loop()
@@ -91,7 +104,11 @@ class CoordinatorActor:
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
         )
         engine_config = EngineConfig(config.data_dir, config.cluster_id, recorded=True, settings=settings)
-        return await CoordinatorEngine.open(engine_config, driver, coordinator, ended=_exit_process)
+        engine = await CoordinatorEngine.open(
+            engine_config, driver, coordinator, min_commit_seq=coordinator.engine_commit_seq, ended=_exit_process
+        )
+        self._engine_watch = asyncio.ensure_future(_watch_engine(coordinator, engine, settings.partition_renew_ms))
+        return engine
 
     async def serve(self, method: str, args: tuple[Any, ...]) -> Any:
         """One of `CoordinatorServices`. Raises why the engine can't open."""
@@ -194,9 +211,10 @@ class CoordinatorActor:
         self._metrics.stop()
         self._start.cancel()
         self._engine_start.cancel()
-        engine = self._engine_opening.opened
+        if self._engine_watch is not None:
+            self._engine_watch.cancel()
+        coordinator, engine = self._opening.opened, self._engine_opening.opened
         if engine is not None:
             await engine.stop()
-        coordinator = self._opening.opened
         if coordinator is not None:
             coordinator.close()

@@ -126,16 +126,23 @@ class CoordinatorEngine:
         driver: Driver,
         backlogs: HolderBacklogs,
         *,
+        min_commit_seq: int = 0,
         ended: Callable[[BaseException], None] = _ignore,
     ) -> CoordinatorEngine:
         """Open the file and begin to serve. It is made where there has never been one.
 
-        `ended` is told the error after which it must not go on. Raises `PartitionBusy`, `DataMissing`,
-        `WrongPartition`, `SchemaTooNew`; nothing is left open then.
+        `min_commit_seq`: a commit that the file is known to have had. `ended` is told the error after which the engine
+        must not go on. Raises `PartitionBusy`, `DataMissing`, `DataRolledBack`, `WrongPartition`, `SchemaTooNew`;
+        nothing is left open then.
         """
         create = not config.recorded or not has_engine(config)
         opened = await asyncio.to_thread(
-            driver.open_store, config.data_dir, config.cluster_id, COORDINATOR, create=create, min_commit_seq=0
+            driver.open_store,
+            config.data_dir,
+            config.cluster_id,
+            COORDINATOR,
+            create=create,
+            min_commit_seq=min_commit_seq,
         )
         try:
             if config.recorded:

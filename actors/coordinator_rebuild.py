@@ -1,7 +1,10 @@
-"""Makes a lost coordinator file again from what the partitions' files say; only on an operator's word.
+"""Makes lost files of the coordinator again from what the partitions' files say; only on an operator's word.
 
 The coordinator itself never does this: a file that is missing may be on a disk that is not mounted, and two maps would
 be two truths. Every partition must be at hand and at rest.
+
+Leases that were held are free then, under epochs above all that were ever given. What objects have charged to quotas
+is told again by the objects.
 """
 
 from __future__ import annotations
@@ -16,34 +19,40 @@ from actors.cluster_file import ClusterFile
 from actors.coordinator_store import SECRET_BYTES, ClassDefinition, CoordinatorStore
 from actors.errors import DataMissing, WrongPartition
 from actors.slot_table import FROZEN, OWNED, as_ranges
-from drivers.files import FileLock
+from drivers.files import COORDINATOR, FileLock, store_files
 from drivers.inspection import PartitionFacts, partition_facts
+from drivers.sqlite_store import SqliteStore
 
 __all__ = ["Rebuilt", "rebuild_coordinator"]
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What was found: the partitions, and slots whose move had not ended (they stay where they came from)."""
+    """What was found: the partitions, and slots whose move had not ended (they stay where they came from); and what was
+    made: the slot map, and the file with leases and quotas."""
 
     partitions: tuple[int, ...]
     map_version: int
     undecided: tuple[tuple[int, int], ...]
+    made_map: bool
+    made_engine: bool
 
 
-def rebuild_coordinator(data_dir: Path) -> Rebuilt:
-    """Write `coordinator/coordinator.sqlite` anew.
+def rebuild_coordinator(data_dir: Path, now_ms: int) -> Rebuilt:
+    """Write `coordinator/coordinator.sqlite` and `engine.sqlite` anew, whichever is missing. `now_ms`: the time of day.
 
     Raises `DataMissing` when there is no cluster here or not every slot is in some partition's file, `WrongPartition`
-    when there is a coordinator's file already or a partition belongs to another cluster, and `PartitionBusy` while a
+    when no file of the coordinator is missing or a partition belongs to another cluster, and `PartitionBusy` while a
     process has any of the files. Nothing is written then.
     """
     cluster = ClusterFile.read(data_dir)
     if cluster is None:
         raise DataMissing(f"{data_dir} holds no cluster: give the directory that the runtime was started with")
     path = data_dir / "coordinator" / "coordinator.sqlite"
-    if path.exists():
-        raise WrongPartition(f"{path} is there. Move it away first if it is the one that can't be used.")
+    engine = store_files(data_dir, COORDINATOR).database
+    make_map, make_engine = not path.exists(), cluster.engine and not engine.exists()
+    if not make_map and not make_engine:
+        raise WrongPartition(f"{path} is there. Move it away first if it, or {engine.name}, can't be used.")
     with ExitStack() as held:
         for lock_file in sorted(data_dir.rglob("*.lock")):
             lock = FileLock(lock_file)
@@ -55,8 +64,22 @@ def rebuild_coordinator(data_dir: Path) -> Rebuilt:
                 raise WrongPartition(f"partition {each.partition} belongs to cluster {each.cluster_id}: not this one's")
         owners, undecided = _owners(facts)
         version = 1 + max((version for each in facts for _, _, version in each.slots), default=0)
-        _write(path, cluster.cluster_id, facts, owners, version)
-        return Rebuilt(tuple(each.partition for each in facts), version, tuple(as_ranges(undecided)))
+        if make_engine:
+            # Nobody knows how many epochs were given. There were fewer than milliseconds since 1970.
+            above = max(now_ms, max((each.highest_lease_epoch for each in facts), default=0))
+            _remove_companions(engine)
+            SqliteStore.create(engine, cluster.cluster_id, COORDINATOR, generation=above)
+        if make_map:
+            _remove_companions(path)
+            _write(path, cluster.cluster_id, facts, owners, version)
+        partitions = tuple(each.partition for each in facts)
+        return Rebuilt(partitions, version, tuple(as_ranges(undecided)), make_map, make_engine)
+
+
+def _remove_companions(database: Path) -> None:
+    """What was left of a file that is gone would be read into the one that takes its place."""
+    for suffix in ("-wal", "-shm", "-journal"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
 
 
 def _owners(facts: list[PartitionFacts]) -> tuple[list[int], list[int]]:

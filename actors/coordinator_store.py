@@ -32,7 +32,7 @@ __all__ = [
 #: Length of the secret that peers prove to each other: as long as the HMAC's block of output.
 SECRET_BYTES = 32
 #: Written to PRAGMA user_version; a file with a higher number belongs to a newer Mainspring.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 #: Whoever looks at the file with a tool of his own may hold its lock: that is waited for, as partitions do for theirs.
 BUSY_TIMEOUT_S = 30.0
 
@@ -96,6 +96,8 @@ LIST_SLOTS = "SELECT slot, partition, version FROM slots ORDER BY slot"
 READ_CLASS = "SELECT type_name, module, qualname, shipped, run_id FROM classes WHERE type_name = ?"
 PUT_DEPLOYED = "INSERT OR REPLACE INTO deployed (id, run_id, runtime_env) VALUES (1, ?, ?)"
 READ_DEPLOYED = "SELECT runtime_env FROM deployed WHERE id = 1 AND run_id = ?"
+RAISE_ENGINE = "UPDATE engine SET commit_seq = max(commit_seq, ?) WHERE id = 1"
+READ_ENGINE = "SELECT commit_seq FROM engine WHERE id = 1"
 PUT_CLASS = "INSERT OR REPLACE INTO classes (type_name, module, qualname, shipped, run_id) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -123,6 +125,13 @@ def m003_disks(db: Database) -> None:
 def m004_deployed(db: Database) -> None:
     """The environment that the last deployment gave to partitions' processes, and in which run of the runtime."""
     db.execute("CREATE TABLE deployed (id INTEGER PRIMARY KEY CHECK (id = 1), run_id TEXT NOT NULL, runtime_env TEXT)")
+
+
+@coordinator_migrations()
+def m005_engine(db: Database) -> None:
+    """The last commit of the engine's file that is known: an older copy in its place is found out."""
+    db.execute("CREATE TABLE engine (id INTEGER PRIMARY KEY CHECK (id = 1), commit_seq INTEGER NOT NULL)")
+    db.execute("INSERT INTO engine (id, commit_seq) VALUES (1, 0)")
 
 
 @dataclass(frozen=True)
@@ -338,6 +347,16 @@ class CoordinatorStore:
     def assign_disk(self, partition: int, disk: str) -> None:
         """Record which disk has, or will have, the partition's files; one that has a disk keeps it."""
         self._db.execute(ASSIGN_DISK, (disk, partition))
+
+    @property
+    def engine_commit_seq(self) -> int:
+        """The last commit of the engine's file that is known; 0 when none is."""
+        (commit_seq,) = self._db.execute(READ_ENGINE).fetchone()
+        return int(commit_seq)
+
+    def raise_engine(self, commit_seq: int) -> None:
+        """Record a commit of the engine's file; one below what is known changes nothing."""
+        self._db.execute(RAISE_ENGINE, (commit_seq,))
 
     # --- classes --------------------------------------------------------------------------------
 

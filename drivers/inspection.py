@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from drivers.errors import DataMissing
-from drivers.files import PARTITION_FILE
+from drivers.files import COORDINATOR, PARTITION_FILE, store_files
 from drivers.schema import check_schema
 from drivers.sql import READ_HEADER
 
@@ -23,6 +23,7 @@ __all__ = [
     "OBJECTS",
     "TIMERS",
     "PartitionFacts",
+    "coordinator_integrity",
     "find_partitions",
     "integrity",
     "partition_facts",
@@ -52,6 +53,7 @@ LOST_TIMERS = (
 )
 _INTEGRITY = "PRAGMA integrity_check"
 _SLOTS = "SELECT slot, state, version FROM slots"
+_LEASE_EPOCH = "SELECT coalesce(max(epoch), 0) FROM lease_guards"
 _CLASSES = "SELECT type_name, module, qualname FROM classes"
 
 
@@ -88,16 +90,34 @@ def read_one(path: Path, query: str, parameters: dict[str, Any], limit: int) -> 
 
 
 def integrity(path: Path) -> tuple[str, int]:
-    """(what SQLite's integrity check says, how many timers no tick would find) of one partition file."""
-    with _opened(path) as database:
-        (verdict,) = database.execute(_INTEGRITY).fetchone()
-        (lost,) = database.execute(LOST_TIMERS).fetchone()
+    """(what SQLite's integrity check says, how many timers no tick would find) of one partition file. Of a file that is
+    damaged so that it can't be read, why, and no timers."""
+    try:
+        with _opened(path) as database:
+            (verdict,) = database.execute(_INTEGRITY).fetchone()
+            (lost,) = database.execute(LOST_TIMERS).fetchone()
+    except sqlite3.DatabaseError as error:
+        return str(error), 0
     return str(verdict), int(lost)
+
+
+def coordinator_integrity(data_dir: Path) -> list[tuple[str, str]]:
+    """(name, what SQLite's integrity check says) of each file of the coordinator that is there."""
+    found: list[tuple[str, str]] = []
+    for path in sorted(store_files(data_dir, COORDINATOR).directory.glob("*.sqlite")):
+        try:
+            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+                (verdict,) = connection.execute(_INTEGRITY).fetchone()
+        except sqlite3.DatabaseError as error:
+            verdict = error
+        found.append((f"{path.parent.name}/{path.name}", str(verdict)))
+    return found
 
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """What a partition's file says of itself: `slots` are (slot, state, version), `classes` (type, module, name)."""
+    """What a partition's file says of itself: `slots` are (slot, state, version), `classes` (type, module, name), and
+    `highest_lease_epoch` is that of any lease which a guard has seen."""
 
     partition: int
     cluster_id: str
@@ -105,6 +125,7 @@ class PartitionFacts:
     commit_seq: int
     slots: tuple[tuple[int, str, int], ...]
     classes: tuple[tuple[str, str, str], ...]
+    highest_lease_epoch: int
 
 
 def partition_facts(data_dir: Path) -> list[PartitionFacts]:
@@ -115,5 +136,7 @@ def partition_facts(data_dir: Path) -> list[PartitionFacts]:
             cluster_id, _partition, epoch, commit_seq, *_ = database.execute(READ_HEADER).fetchone()
             slots = tuple(database.execute(_SLOTS).fetchall())
             classes = tuple(database.execute(_CLASSES).fetchall())
-            facts.append(PartitionFacts(number, cluster_id, epoch, commit_seq, slots, classes))
+            # files that no newer version has opened yet have no such table
+            lease_epoch = database.execute(_LEASE_EPOCH).fetchone()[0] if database["lease_guards"].exists() else 0
+            facts.append(PartitionFacts(number, cluster_id, epoch, commit_seq, slots, classes, lease_epoch))
     return facts

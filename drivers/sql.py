@@ -48,7 +48,7 @@ READ_HEADER = (
 )
 INSERT_HEADER = (
     "INSERT INTO partition (id, cluster_id, partition_id, epoch, commit_seq, generation, next_id, clean)"
-    " VALUES (1, ?, ?, 0, 0, 0, 1, 1)"
+    " VALUES (1, ?, ?, 0, 0, ?, 1, 1)"
 )
 TAKE_EPOCH = "UPDATE partition SET epoch = epoch + 1, clean = 0 WHERE id = 1"
 # One statement checks the epoch and carries every counter: no row changed means that a newer owner was here.

@@ -92,8 +92,11 @@ class SqliteStore:
     # --- opening --------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, cluster_id: str, partition_id: int) -> None:
-        """Make an empty partition file and sync it and its directory. Raises FileExistsError when there is one."""
+    def create(cls, path: Path, cluster_id: str, partition_id: int, *, generation: int = 0) -> None:
+        """Make an empty partition file and sync it and its directory. Raises FileExistsError when there is one.
+
+        `generation`: generations that it gives are higher.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".new")
         for leftover in (draft, *(draft.with_name(draft.name + end) for end in ("-journal", "-wal", "-shm"))):
@@ -103,7 +106,7 @@ class SqliteStore:
             connection.execute("PRAGMA journal_mode = DELETE")
             connection.execute("PRAGMA synchronous = FULL")
             migrate(Database(connection), path)
-            connection.execute(sql.INSERT_HEADER, (cluster_id, partition_id))
+            connection.execute(sql.INSERT_HEADER, (cluster_id, partition_id, generation))
             connection.execute("PRAGMA journal_mode = WAL")
         finally:
             connection.close()

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+#: The tests that need a Ray.
+CLUSTER = "tests/cluster/"
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(CLUSTER))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file's tests stay together. All that need a Ray have one worker to themselves: two Rays are too much for two
     cores, and what a test kills must be its own."""
-    for item in items:
-        group = "cluster" if item.get_closest_marker("cluster") is not None else item.location[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc,unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            return CLUSTER if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)

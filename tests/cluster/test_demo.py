@@ -37,7 +37,7 @@ def number(row: str, output: str) -> int:
     return int(found.group(1).replace(",", ""))
 
 
-@pytest.mark.parametrize("kills", [0, 3])
+@pytest.mark.parametrize("kills", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_every_count_is_that_of_the_input(tmp_path: Path, kills: int) -> None:
     options = ["--distributions", "25", "--min-calls", "1", "--ttl-ms", "1000", "--in-flight", "32"]
     chaos = ["--chaos", "--kills", str(kills)] if kills else []

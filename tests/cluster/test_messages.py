@@ -61,7 +61,7 @@ def wait_sent(runtime: Runtime, sending: asyncio.Future[Any]) -> None:
     runtime.run_sync(wait)
 
 
-@pytest.mark.parametrize("method", ["take", "take_if_lucky"])
+@pytest.mark.parametrize("method", [pytest.param("take", marks=pytest.mark.soak), "take_if_lucky"])
 @pytest.mark.parametrize("killed", [[0, 0], [1, 1], [0, 1], [1, 0]], ids=["source", "target", "both", "both, reversed"])
 def test_each_of_1000_messages_is_applied_once_and_in_order_whatever_is_killed_in_the_middle(
     runtime: Runtime, killed: list[int], method: str

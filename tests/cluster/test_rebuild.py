@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from actors.cli import app
-from actors.errors import DataMissing
+from actors.errors import DataMissing, StaleLease
 from actors.runtime import Runtime
 from tests.cluster.apps import Ledger
+from tests.cluster.lease_apps import Vault, Worker
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(120)]
 
@@ -25,6 +26,8 @@ def test_a_lost_coordinator_file_is_made_again_from_the_partitions_on_an_operato
             runtime.namespace(Ledger).get(key).apply.sync("x")
         moved = runtime.namespace(Ledger).get(KEYS[0])
         runtime.move(moved, 1)
+        before = runtime.namespace(Worker).get("a").take.sync("job")
+        runtime.namespace(Vault).get("v").write.sync("job", before.epoch, "before")
     shutil.rmtree(data / "coordinator")
     with pytest.raises(DataMissing):
         Runtime.start(data, name="rebuilt")
@@ -39,3 +42,7 @@ def test_a_lost_coordinator_file_is_made_again_from_the_partitions_on_an_operato
         assert [runtime.namespace(Ledger).get(key).total.sync() for key in KEYS] == [1] * len(KEYS)
         slot_map = runtime._directory.slot_map
         assert slot_map.owners()[moved.id.slot] == 1
+        after = runtime.namespace(Worker).get("b").take.sync("job")  # nobody knows any more who had it
+        runtime.namespace(Vault).get("v").write.sync("job", after.epoch, "after")
+        with pytest.raises(StaleLease):
+            runtime.namespace(Vault).get("v").write.sync("job", before.epoch, "before, late")

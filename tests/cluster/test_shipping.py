@@ -132,7 +132,7 @@ def test_partitions_import_the_application_from_its_package_when_started_scaled_
 
 
 def test_what_no_node_has_is_named_when_the_runtime_can_not_start(local_ray: None, tmp_path: Path) -> None:
-    settings = Settings(connect_timeout_ms=10_000, lock_wait_ms=0)
+    settings = Settings(connect_timeout_ms=3_000, lock_wait_ms=0)
     with pytest.raises(RuntimeNotStarted, match=r"num_cpus = 64, memory = 1024, resources = \{'tape': 1\}"):
         Runtime.start(
             tmp_path, 1, name="greedy", num_cpus=64, memory_bytes=1024, resources={"tape": 1}, settings=settings

@@ -161,7 +161,7 @@ async def tree_with_a_crash_at(number: int, *, applied: bool, everything: bool, 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["after_the_commit", "before_the_commit"])
 @pytest.mark.parametrize("everything", [True, False], ids=["all_partitions", "the_committing_partition"])
-@pytest.mark.parametrize("memory", [True, False], ids=["memory", "sqlite"])
+@pytest.mark.parametrize("memory", [pytest.param(True, marks=pytest.mark.soak), False], ids=["memory", "sqlite"])
 async def test_a_tree_of_calls_happens_once_whichever_commit_the_crash_is_at(
     applied: bool, everything: bool, memory: bool
 ) -> None:

@@ -189,7 +189,7 @@ def test_c_2_4_300_deadlines_of_the_real_thread_are_never_early() -> None:
     assert [(at_ns, now_ns) for at_ns, now_ns in seen if now_ns < at_ns] == []
 
 
-@pytest.mark.parametrize("most_late_ns", [0, 60_000, 3 * MS])
+@pytest.mark.parametrize("most_late_ns", [0, 60_000, pytest.param(3 * MS, marks=pytest.mark.soak)])
 def test_c_2_4_100_000_random_deadlines_are_never_early_and_all_released(most_late_ns: int) -> None:
     """C.2.4, in bulk: the wheel's steps on a clock moved by its own waits, which end late by up to `most_late_ns`."""
     chance = random.Random(most_late_ns)

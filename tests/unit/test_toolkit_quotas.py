@@ -291,7 +291,7 @@ async def test_counters_move_with_their_slot_and_keep_their_source() -> None:
 
 
 @pytest.mark.parametrize("applied", [True, False])
-@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.soak)])
 async def test_a_crash_at_any_commit_leaves_exact_totals(applied: bool, alone: bool) -> None:
     """A.8.8, A.8.11, A.8.15: partitions and coordinator die at each commit of charges, pushes and the window's end."""
     crash_at, done = 0, False
