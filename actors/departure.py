@@ -56,13 +56,19 @@ class Departures:
         if sending is None:
             sending = asyncio.ensure_future(self._send(move_id, slots, target, patience_ms, cut_short))
             self._sending[move_id] = sending
-            sending.add_done_callback(lambda _: self._sending.pop(move_id, None))
+            sending.add_done_callback(lambda ended: self._sent(move_id, ended))
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
             if sending.cancelled():
                 raise MoveRefused(f"move {move_id} was called off while it was under way") from None
             raise
+
+    def _sent(self, move_id: str, ended: asyncio.Future[int]) -> None:
+        self._sending.pop(move_id, None)
+        if not ended.cancelled() and ended.exception() is not None:  # whoever asked may have gone
+            text = f"the slots of move {move_id} were not sent: {ended.exception()}"
+            log_event(logging.INFO, "move_not_sent", text, partition=self._number, move_id=move_id)
 
     async def _send(self, move_id: str, slots: Sequence[int], target: int, patience_ms: int, cut_short: bool) -> int:
         table = self._partition.slot_table

@@ -17,7 +17,7 @@ import pytest
 
 from actors.address import SLOTS, slot_of
 from actors.durable_object import DurableObject
-from actors.errors import CallExpired, CallOutcomeUnknown
+from actors.errors import CallExpired, CallOutcomeUnknown, TurnTimeout
 from actors.settings import Settings
 from actors.testing import VirtualClock
 from tests.support.simulated_loop import run_simulated
@@ -29,8 +29,8 @@ STEPS = 40
 TICK_MS = 250
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else list(range(6))
 SOAK_SEEDS = range(1_000, 1_500)
-#: Nobody can say whether the call has happened.
-UNKNOWN = (CallExpired, CallOutcomeUnknown)
+#: What a caller may be told after a split: it was not sent, it may have run, or its turn waited for others for too long.
+TOLD = (CallExpired, CallOutcomeUnknown, TurnTimeout)
 
 
 class Ledger(DurableObject):
@@ -207,7 +207,7 @@ class Splits:
             assert set(state.values()) <= {1}, f"{key}: happened twice: {state}"
         for op, (kind, keys, call) in self.ops.items():
             error = call.result()
-            assert error is None or isinstance(error, UNKNOWN), f"{op} {kind} {keys}: {error!r}"
+            assert error is None or isinstance(error, TOLD), f"{op} {kind} {keys}: {error!r}"
             first = f"added {op}" in self.states[keys[0]]
             assert first or error is not None, f"{op} {kind} {keys} is lost"
             if kind == "pass_on":
