@@ -29,7 +29,7 @@ STEPS = 40
 TICK_MS = 250
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else list(range(6))
 SOAK_SEEDS = range(1_000, 1_500)
-#: What a caller may be told after a split: it was not sent, it may have run, or its turn waited for others for too long.
+#: What a caller may be told after a split: it was not sent, it may have run, or its turn waited for too long.
 TOLD = (CallExpired, CallOutcomeUnknown, TurnTimeout)
 
 
