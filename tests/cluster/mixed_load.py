@@ -25,16 +25,17 @@ PATIENCE_S = 120.0
 class MixedLoad:
     """Calls, timers and messages; raises in `stop` what a caller has met.
 
-    Each key has one caller, which makes a call each `pause_s`; timers are due at most `spread_ms` after they are set.
+    Each key has one caller, which begins a call each `period_s`, or as soon as the one before is answered if that takes
+    longer; timers are due at most `spread_ms` after they are set.
     """
 
     def __init__(
-        self, runtime: Runtime, keys: Sequence[str], seed: int, *, pause_s: float = 0.05, spread_ms: int = 15_000
+        self, runtime: Runtime, keys: Sequence[str], seed: int, *, period_s: float = 0.05, spread_ms: int = 15_000
     ) -> None:
         self._runtime = runtime
         self._witnesses = runtime.namespace(Witness)
         self._keys = keys
-        self._pause_s = pause_s
+        self._period_s = period_s
         self._spread_ms = spread_ms
         self._random = random.Random(seed)
         self._going = True
@@ -64,14 +65,16 @@ class MixedLoad:
         return answer
 
     async def _call(self, key: str) -> None:
-        number = 0
+        number, next_at = 0, time.perf_counter()
         while self._going:
             answer = await self._timed(self._witnesses.get(key).apply(f"{number}"))
             assert isinstance(answer, tuple)
             assert answer[0] == 1, (key, number, answer)
             self.history.answered(key, f"{number}", answer[1])
             number += 1
-            await asyncio.sleep(self._pause_s)
+            now = time.perf_counter()
+            next_at = max(next_at + self._period_s, now)
+            await asyncio.sleep(next_at - now)
 
     async def _arm(self) -> None:
         """Timers that are due at once, soon, or a while from now."""

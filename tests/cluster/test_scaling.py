@@ -60,18 +60,20 @@ async def capacity(runtime: Runtime, seconds: float = 2.0) -> float:
 
 async def test_scaling_up_and_down_at_half_of_the_capacity_shows_no_error_and_loses_nothing(runtime: Runtime) -> None:
     per_second = await capacity(runtime) / 2
-    load = MixedLoad(runtime, KEYS, seed=1, pause_s=len(KEYS) / per_second, spread_ms=8_000)
+    load = MixedLoad(runtime, KEYS, seed=1, period_s=len(KEYS) / per_second, spread_ms=8_000)
     load.start()
+    began = time.perf_counter()
     await asyncio.sleep(0.5)
     for partitions in (4, 3):
         await runtime.ascale(partitions)
     await load.stop()
+    took_s = time.perf_counter() - began
     calls, fires, messages = await load.check()
     counts = await asyncio.to_thread(slot_counts, runtime)
     assert (len(counts), max(counts) - min(counts)) == (3, 1)
     assert set((await asyncio.to_thread(runtime.status)).partitions) == {0, 1, 2}
     print(
-        f"half of the capacity: {per_second:.0f} calls/s; {calls} calls, {fires} fires, {messages} messages; "
+        f"half of the capacity: {per_second:.0f} calls/s; made {calls / took_s:.0f}/s: {calls} calls, {fires} fires, {messages} messages; "
         f"longest pause of a key {load.longest_s * 1_000:.0f} ms"
     )
 
