@@ -204,8 +204,6 @@ class ObjectHost:
             return not self.section.held
         return self.current is None or (isinstance(work, CallWork) and work.method.is_shared)
 
-    # --- activation -------------------------------------------------------------------------------
-
     # --- running a turn ---------------------------------------------------------------------------
 
     def _start(self, work: Work) -> None:
@@ -432,12 +430,6 @@ class ObjectHost:
             interruption.supersede(self, turn)
             assert turn.work is not None
             self.queue.appendleft(turn.work)
-
-    # --- timers -----------------------------------------------------------------------------------
-
-    # --- cut short --------------------------------------------------------------------------------
-
-    # --- committing early -------------------------------------------------------------------------
 
     # --- interleaved classes ----------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import importlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from typing import Any, TypeVar
 
 import ray
 import ray.util.metrics
-import uvloop
 
 from actors.channel import Endpoint
-from actors.coordinator import OpeningFacts, Verdict
-from actors.coordinator_store import ClassDefinition, SlotMap
+from actors.coordinator_store import SlotMap
 from actors.errors import CommitOutcomeUnknown, Fenced, PartitionStopped
 from actors.logs import log_event, log_to_stderr
+from actors.loop_thread import LoopThread
 from actors.metrics import MetricsExporter, RayMetrics, Snapshot
 from actors.namespace import runtime_registry
 from actors.node import node_identity
@@ -29,18 +27,18 @@ from actors.partition_host import HostConfig, HostedPartition, OpenOrder, Partit
 from actors.partition_leases import LeaseRenewal
 from actors.process_id import ProcessId
 from actors.ray_calls import COORDINATOR, RayCalls, partition_actor, ray_namespace, remote_method
+from actors.ray_coordinator import COORDINATOR_TIMEOUT_S, RayCoordinator
 from actors.ray_directory import RayDirectory, Transport
 from actors.ray_services import RayServices
 from actors.ray_transport import Answer
 from actors.settings import Settings
-from actors.watchdog import Watchdog
 from actors.wheel_waker import WheelWaker
 from drivers.durable_object import DurableObjectDriver, tune_process
 from drivers.waker import Waker
 from timers.lease_sweep import HolderBacklog
 from timers.leases import Holder
 
-__all__ = ["CONCURRENCY_GROUPS", "PartitionActor", "PartitionActorConfig", "PartitionThread", "RayCoordinator"]
+__all__ = ["CONCURRENCY_GROUPS", "PartitionActor", "PartitionActorConfig"]
 
 T = TypeVar("T")
 
@@ -56,14 +54,10 @@ EXIT_RESTART = 86
 _EXIT_CODES: dict[type[BaseException], int] = {Fenced: EXIT_FENCED, CommitOutcomeUnknown: EXIT_OUTCOME_UNKNOWN}
 #: How long the partition's loop may take to tell its numbers.
 _LOOK_TIMEOUT_S = 5.0
-#: How long the coordinator may take to answer before a partition goes on without it.
-_COORDINATOR_TIMEOUT_S = 3.0
 #: How long to wait for the address of a release wheel that starts; meanwhile the partition wakes itself.
 _WHEEL_TIMEOUT_S = 15.0
 #: How long a partition that has stopped for another actor waits for its end before it comes back itself.
 _LEAVE_PATIENCE_S = 20.0
-#: How long a class may be on its way from the process that uses it to the coordinator.
-_CLASS_WAIT_MS = 2_000
 
 
 @dataclass(frozen=True)
@@ -83,75 +77,6 @@ class PartitionActorConfig:
     release_wheel: str | None = None
 
 
-class RayCoordinator:
-    """The coordinator behind Ray calls, for partitions. See `CoordinatorPort`."""
-
-    def __init__(self, calls: RayCalls) -> None:
-        self._calls = calls
-
-    async def opening_facts(self, partition: int) -> OpeningFacts:
-        facts: OpeningFacts = await self._ask("opening_facts", partition)
-        return facts
-
-    async def initialised(self, partition: int) -> None:
-        await self._ask("initialised", partition)
-
-    async def announce(
-        self, partition: int, epoch: int, endpoint: Endpoint, commit_seq: int, slots: Sequence[tuple[int, int]]
-    ) -> Verdict:
-        verdict: Verdict = await self._ask("announce", partition, epoch, endpoint, commit_seq, list(slots))
-        return verdict
-
-    async def report(self, partition: int, epoch: int, commit_seq: int) -> Verdict:
-        verdict: Verdict = await self._ask("report", partition, epoch, commit_seq)
-        return verdict
-
-    async def settle_moves(self, partition: int, moves: dict[str, tuple[str, int]]) -> None:
-        await self._ask("settle_moves", partition, moves)
-
-    async def class_definition(self, type_name: str) -> ClassDefinition | None:
-        definition: ClassDefinition | None = await self._ask("class_definition", type_name, _CLASS_WAIT_MS)
-        return definition
-
-    async def _ask(self, method: str, *args: Any) -> Any:
-        return await self._calls.call_async(COORDINATOR, method, *args, timeout_s=_COORDINATOR_TIMEOUT_S)
-
-
-class PartitionThread:
-    """A thread that runs one event loop under a watchdog. Other threads only post to it."""
-
-    def __init__(self, name: str, settings: Settings, *, exit_process: Callable[[int], object] = os._exit) -> None:
-        self._name = name
-        self._settings = settings
-        self._exit_process = exit_process
-        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=f"mainspring-{name}", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread, its loop and its watchdog."""
-        self._thread.start()
-
-    def post(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; the future belongs to the calling side."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        watchdog = Watchdog(
-            self.loop,
-            threading.get_ident(),
-            name=self._name,
-            blocked_ms=self._settings.loop_blocked_ms,
-            hang_ms=self._settings.loop_hang_ms,
-            exit_process=self._exit_process,
-        )
-        watchdog.start(backstop=True)
-        try:
-            self.loop.run_forever()
-        finally:
-            watchdog.stop()
-
-
 class PartitionActor:
     """Ray's loop threads run these methods; the partition itself lives on a thread of its own."""
 
@@ -163,7 +88,7 @@ class PartitionActor:
         self._config = config
         #: the process ends, and the next one serves: whoever looks for the partition waits for that
         self._leaving = False
-        self._thread = PartitionThread(f"partition-{config.partition}", config.settings)
+        self._thread = LoopThread(f"partition-{config.partition}", config.settings)
         self._thread.start()
         self._started = self._thread.post(self._start())
         self._started.add_done_callback(self._start_ended)
@@ -176,7 +101,7 @@ class PartitionActor:
         process = ProcessId.own()
 
         def renew() -> None:
-            calls.call(COORDINATOR, "renew", config.partition, process, timeout_s=_COORDINATOR_TIMEOUT_S)
+            calls.call(COORDINATOR, "renew", config.partition, process, timeout_s=COORDINATOR_TIMEOUT_S)
 
         renewal = LeaseRenewal(f"partition-{config.partition}", config.settings.partition_renew_ms, renew)
         renewal.start()

@@ -8,9 +8,9 @@ from typing import Any
 
 from actors.channel import Endpoint
 from actors.logs import log_to_stderr
+from actors.loop_thread import LoopThread
 from actors.node import node_identity
 from actors.opening import Opening
-from actors.partition_actor import PartitionThread
 from actors.ray_calls import remote_method
 from actors.settings import Settings
 from actors.wheel_server import WheelServer
@@ -34,7 +34,7 @@ class ReleaseWheelActor:
     async def __init__(self, config: WheelConfig) -> None:  # type: ignore[misc]
         log_to_stderr()
         tune_process()
-        self._thread = PartitionThread("release-wheel", config.settings)
+        self._thread = LoopThread("release-wheel", config.settings)
         self._thread.start()
         self._opening: Opening[WheelServer] = Opening(
             "The release wheel", lambda: WheelServer.open(config.secret, config.settings, node_identity())

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import re
-import shutil
 import sys
-import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -21,15 +19,22 @@ import ray
 
 from actors.address import SLOTS, ClassRef
 from actors.client import Client
-from actors.cluster_file import LOCAL_CLUSTER, OWN_ENTRIES, ClusterFile
 from actors.coordinator import RuntimeDescription
-from actors.coordinator_store import ClassDefinition, balanced_ranges
+from actors.coordinator_store import ClassDefinition
 from actors.coordinator_views import CoordinatorViews
 from actors.current import CURRENT
+from actors.data_directory import (
+    DEFAULT_PARTITIONS,
+    delete_data,
+    find_cluster,
+    open_cluster,
+    prepare_directory,
+    require_cluster,
+)
 from actors.dead_letters import DeadLetters
 from actors.demands import Demands, ship
 from actors.durable_object import DurableObject, class_info
-from actors.errors import InvalidOption, RuntimeNotStarted, WrongPartition
+from actors.errors import InvalidOption, RuntimeNotStarted
 from actors.io_loop import ClientPool, IoLoop, ensure_no_loop
 from actors.launch import (
     choose_placement,
@@ -49,21 +54,16 @@ from actors.ray_services import RayServices
 from actors.scaling import ScaleProgress, Scaling
 from actors.settings import Settings
 from actors.status import RuntimeStatus
-from drivers.files import FileLock, check_filesystem
 
 __all__ = ["DEFAULT_PARTITIONS", "Runtime"]
 
 T = TypeVar("T")
 
-#: Partitions of a new cluster: about one per core of a small machine; idle ones cost 45 MiB each.
-DEFAULT_PARTITIONS = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 #: How long a change of the number of partitions may take before `scale` stops waiting for it.
 SCALE_TIMEOUT_S = 600.0
 #: How long registering a class waits for the coordinator.
 _REGISTER_TIMEOUT_S = 5.0
-#: How long deleting data waits for processes that have been killed to be gone.
-_GONE_WAIT_MS = 10_000
 
 
 class Runtime(DeadLetters, CoordinatorViews):
@@ -131,14 +131,14 @@ class Runtime(DeadLetters, CoordinatorViews):
         _check_place("Runtime.start")
         _check_name(name)
         _check_transport(transport)
-        directory = _prepare_directory(data_dir)
+        directory = prepare_directory(data_dir)
         demands = Demands.checked(num_cpus, memory_bytes, resources)
-        _find_cluster(directory, partitions)  # what is wrong with it is said before Ray is started
+        find_cluster(directory, partitions)  # what is wrong with it is said before Ray is started
         connection = ensure_ray(address, ray_options)
         try:
             placement = choose_placement()
             demands = demands.with_environment(ship(runtime_env))
-            cluster, is_new = _open_cluster(directory, partitions)
+            cluster, is_new = open_cluster(directory, partitions)
             calls = RayCalls(ray_namespace(name))
             launch = start_actors(
                 calls, name, directory, cluster, settings or _defaults(), transport, placement, demands
@@ -373,11 +373,9 @@ class Runtime(DeadLetters, CoordinatorViews):
         uses it; nothing is deleted then.
         """
         directory = self.data_dir
-        found = ClusterFile.read(directory)
-        if found is None or found.cluster_id != self.cluster_id:
-            raise WrongPartition(f"{directory} does not hold cluster {self.cluster_id}; nothing was deleted.")
+        require_cluster(directory, self.cluster_id)
         self.stop()
-        _delete(directory)
+        delete_data(directory)
 
     def _close_clients(self, what: str) -> bool:
         """Close everything in this process; False when that has been done before."""
@@ -447,46 +445,6 @@ def _defaults() -> Settings:
     return Settings.model_validate({})
 
 
-def _prepare_directory(data_dir: str | Path) -> Path:
-    directory = Path(data_dir).expanduser().resolve()
-    if directory.exists() and not directory.is_dir():
-        raise InvalidOption(f"data_dir = {str(data_dir)!r}: is a file, not a directory")
-    directory.mkdir(parents=True, exist_ok=True)
-    check_filesystem(directory)
-    return directory
-
-
-def _find_cluster(directory: Path, partitions: int | None) -> ClusterFile | None:
-    """The cluster of the directory, if there is one, and the error when it can't be started with so many partitions."""
-    cluster = ClusterFile.read(directory)
-    if cluster is None:
-        balanced_ranges(_wanted(partitions))  # refuses an impossible number
-        return None
-    if cluster.cluster_id == LOCAL_CLUSTER:
-        raise WrongPartition(f"{directory} belongs to a LocalRuntime: open it with that, or give another directory")
-    if partitions is not None and partitions != cluster.partitions:
-        raise InvalidOption(
-            f"{directory} has {cluster.partitions} partitions, not {partitions}. Leave `partitions` out to take what "
-            "is there; `runtime.scale()` changes the number."
-        )
-    return cluster
-
-
-def _open_cluster(directory: Path, partitions: int | None) -> tuple[ClusterFile, bool]:
-    """The cluster of the directory, and whether it was made just now."""
-    is_new = False
-    cluster = _find_cluster(directory, partitions)
-    if cluster is None:
-        is_new = ClusterFile(uuid.uuid4().hex, _wanted(partitions)).create(directory)
-        cluster = _find_cluster(directory, partitions)
-        assert cluster is not None
-    return cluster, is_new
-
-
-def _wanted(partitions: int | None) -> int:
-    return DEFAULT_PARTITIONS if partitions is None else partitions
-
-
 def _check_place(what: str) -> None:
     if CURRENT.get() is not None:
         raise InvalidOption(f"{what} would block the partition: inside an object, self.runtime is the runtime")
@@ -513,20 +471,3 @@ def _leave_ray() -> None:
     """Disconnect this process from Ray, which ends a Ray that it started; not while another runtime here uses it."""
     if ray.is_initialized() and not _live:
         ray.shutdown()
-
-
-def _delete(directory: Path) -> None:
-    locks = [FileLock(path) for path in sorted(directory.rglob("*.lock"))]
-    held: list[FileLock] = []
-    try:
-        for lock in locks:
-            lock.acquire(_GONE_WAIT_MS)
-            held.append(lock)
-        for name in OWN_ENTRIES:
-            path = directory / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    finally:
-        for lock in held:
-            lock.release()
-    if not any(directory.iterdir()):
-        directory.rmdir()

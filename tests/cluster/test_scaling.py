@@ -73,7 +73,8 @@ async def test_scaling_up_and_down_at_half_of_the_capacity_shows_no_error_and_lo
     assert (len(counts), max(counts) - min(counts)) == (3, 1)
     assert set((await asyncio.to_thread(runtime.status)).partitions) == {0, 1, 2}
     print(
-        f"half of the capacity: {per_second:.0f} calls/s; made {calls / took_s:.0f}/s: {calls} calls, {fires} fires, {messages} messages; "
+        f"half of the capacity: {per_second:.0f} calls/s; made {calls / took_s:.0f}/s: "
+        f"{calls} calls, {fires} fires, {messages} messages; "
         f"longest pause of a key {load.longest_s * 1_000:.0f} ms"
     )
 
