@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from actors import early_commit
+from actors import call_turns, early_commit
 from actors.durable_object import MethodInfo
 from actors.messages import DELETE
 from actors.turn import Turn
@@ -42,7 +42,7 @@ def begin(host: ObjectHost, work: CallWork) -> None:
     oid = host.state.oid
     reply = work.encode_result(oid is not None, partition.settings.max_args_bytes)
     if oid is None and not work.claimed:
-        host.answer_when_durable(turn, reply)
+        call_turns.answer_when_durable(host, turn, reply)
         return
     ops = [] if oid is None else _ops(host, oid)
     entry = work.inbox_entry(reply, partition.settings.max_reply_memory_bytes)
@@ -51,7 +51,7 @@ def begin(host: ObjectHost, work: CallWork) -> None:
         partition.careful.handed_over(work)
     partition.deletion_began(host.id, write_set)
     host.stop_instance()
-    write_set.waiters.append(lambda error: host.call_durable(turn, reply, error))
+    write_set.waiters.append(lambda error: call_turns.durable(host, turn, reply, error))
 
 
 def _ops(host: ObjectHost, oid: int) -> list[Op]:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors import activation, deletion, early_commit, interruption, message_turns, timer_turns
+from actors import activation, call_turns, deletion, early_commit, interruption, message_turns, timer_turns
 from actors.address import ObjectId
 from actors.containment import failure_of, shown, start_body
 from actors.critical_section import CriticalSection
@@ -28,7 +28,7 @@ from actors.storage import Storage
 from actors.timer_work import TimerWork
 from actors.turn import Turn
 from actors.turn_info import TurnInfo
-from actors.work import CallWork, Reply, Work, raised
+from actors.work import CallWork, Work
 from actors.write_buffer import DirectoryRow, WriteBuffer
 from drivers.clock import Handle
 from drivers.tables import Op
@@ -335,48 +335,10 @@ class ObjectHost:
         """Hand over what the turn did and answer once it is durable; the error when its result can't travel."""
         work = turn.work
         if isinstance(work, TimerWork):
-            guards = work.guards()
-            if self.interleaved:
-                known, row = turn.buffer.lookup_timer(work.row.name)
-                row = row if known else self.directory().get(work.row.name)
-                if row is not None and row.generation == work.row.generation:
-                    turn.buffer.top.timers[work.row.name] = work.following()
-                else:
-                    guards = []  # replaced or cancelled by another turn of this process
-            extra = work.closing_ops(turn)
-            write_set = self.state.hand_over(turn.buffer.merged(), extra=extra, guards=guards)
-            early_commit.renew_buffer(self)
-            write_set.waiters.append(lambda error: timer_turns.durable(self, turn, error))
+            timer_turns.succeeded(self, work, turn)
             return None
         assert isinstance(work, CallWork)
-        settings = self.partition.settings
-        applied = None
-        if work.message is not None:
-            reply, applied = message_turns.NOTHING, message_turns.applied(self, work)
-        else:
-            try:
-                reply = work.encode_result(result, settings.max_args_bytes)
-            except Exception as error:
-                return error
-        if turn.read_only or not (turn.buffer.dirty or self._must_record(turn, work)):
-            self.answer_when_durable(turn, reply)
-            return None
-        entry = work.inbox_entry(reply, settings.max_reply_memory_bytes)
-        extra = work.closing_ops(turn)
-        write_set = self.state.hand_over(turn.buffer.merged(), extra=extra, inbox=entry, applied=applied)
-        if work.claimed:
-            self.partition.careful.handed_over(work)
-        early_commit.renew_buffer(self)
-        write_set.waiters.append(lambda error: self.call_durable(turn, reply, error))
-        return None
-
-    @staticmethod
-    def _must_record(turn: Turn, work: CallWork) -> bool:
-        """Whether the outcome is recorded although nothing was written.
-
-        That of a call from another turn always is: the caller may decide by it, and must meet the same when run again.
-        """
-        return bool(turn.recorded or turn.called or work.claimed or work.caller)
+        return call_turns.succeeded(self, work, turn, result)
 
     def turn_failed(self, turn: Turn, error: BaseException) -> None:
         """Everything since the last commit is undone; the exception is the answer."""
@@ -387,40 +349,7 @@ class ObjectHost:
             timer_turns.failed(self, work, turn, error)
             return
         assert isinstance(work, CallWork)
-        reply = raised(error)
-        if turn.read_only or not (self._must_record(turn, work) or (self.interleaved and turn.buffer.dirty)):
-            self.answer_when_durable(turn, reply)
-            return
-        entry = work.inbox_entry(reply, self.partition.settings.max_reply_memory_bytes)
-        layer = turn.buffer.merged() if self.interleaved else WriteBuffer().top
-        write_set = self.state.hand_over(layer, extra=work.closing_ops(turn), inbox=entry)
-        if work.claimed:
-            self.partition.careful.handed_over(work)
-        early_commit.renew_buffer(self)
-        write_set.waiters.append(lambda failure: self.call_durable(turn, reply, failure))
-
-    def answer_when_durable(self, turn: Turn, reply: Reply) -> None:
-        """The gate: nothing that rests on an undurable write leaves the object."""
-        if self.state.last is None or self.state.last.done:
-            self.call_durable(turn, reply, None)
-        else:
-            self.state.last.waiters.append(lambda error: self.call_durable(turn, reply, error))
-
-    def call_durable(self, turn: Turn, reply: Reply, error: BaseException | None) -> None:
-        work = turn.work
-        assert isinstance(work, CallWork)
-        if error is None:
-            work.answer(*reply)
-            self.partition.admission.work_ended(work)
-            self.partition.release_calls(turn)
-        elif turn.recorded and turn.intent_durable:
-            # what it called has happened, so the turn must be run again until its own outcome is recorded
-            interruption.run_again(self, work, turn)
-        else:
-            work.refuse(error)
-            self.partition.admission.work_ended(work)
-        if not self.queue and not self.busy:
-            self.became_idle()
+        call_turns.failed(self, work, turn, error)
 
     def discard_instance(self) -> None:
         """Memory and storage never disagree: the next turn gets a fresh instance. Shared turns start over on it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from actors import interruption
 from actors.codec import encode
 from actors.durable_object import HOOKS
-from actors.early_commit import flush
+from actors.early_commit import flush, renew_buffer
 from actors.executions import after_failure, bury_execution, segment_handler
 from actors.object_timers import EXHAUSTED_TIMER
 from actors.timer_work import TimerWork, dead_letter_op
@@ -22,7 +22,7 @@ from timers.schedule import TimerSpec
 if TYPE_CHECKING:
     from actors.object_host import ObjectHost
 
-__all__ = ["begin", "durable", "end_timer_in", "failed", "handler_of"]
+__all__ = ["begin", "durable", "end_timer_in", "failed", "handler_of", "succeeded"]
 
 
 def begin(host: ObjectHost, work: TimerWork) -> bool:
@@ -48,6 +48,22 @@ def begin(host: ObjectHost, work: TimerWork) -> bool:
     write_set = host.state.hand_over(buffer.top, guards=work.guards())
     write_set.waiters.append(lambda error: host.partition.timer_ended(work))
     return False
+
+
+def succeeded(host: ObjectHost, work: TimerWork, turn: Turn) -> None:
+    """Hand over what the turn did, together with the end of its timer."""
+    guards = work.guards()
+    if host.interleaved:
+        known, row = turn.buffer.lookup_timer(work.row.name)
+        row = row if known else host.directory().get(work.row.name)
+        if row is not None and row.generation == work.row.generation:
+            turn.buffer.top.timers[work.row.name] = work.following()
+        else:
+            guards = []  # replaced or cancelled by another turn of this process
+    extra = work.closing_ops(turn)
+    write_set = host.state.hand_over(turn.buffer.merged(), extra=extra, guards=guards)
+    renew_buffer(host)
+    write_set.waiters.append(lambda error: durable(host, turn, error))
 
 
 def handler_of(host: ObjectHost, work: TimerWork) -> Any:
