@@ -86,7 +86,7 @@ def read(
     if data_dir is not None:
         try:
             return list(read_all(data_dir, query, **parameters))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, sqlite3.Warning) as error:  # several statements: a Warning before Python 3.11
             raise InvalidOption(f"the query can't be run: {error}") from error
     with connected(name, address) as runtime:
         return runtime.run_sync(lambda: read_running(runtime.client(), query, **parameters))

@@ -29,7 +29,7 @@ async def read(config: PartitionConfig, query: str, parameters: dict[str, Any]) 
     path = _file(config)
     try:
         rows = await asyncio.to_thread(read_one, path, query, parameters, MAX_ROWS + 1)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, sqlite3.Warning) as error:  # several statements: a Warning before Python 3.11
         raise InvalidOption(f"the query can't be run: {error}") from error
     if len(rows) > MAX_ROWS:
         raise InvalidOption(f"the query has more than {MAX_ROWS:,} rows in partition {config.partition}: give a LIMIT")

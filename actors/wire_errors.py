@@ -152,7 +152,8 @@ def _traceback_text(error: BaseException) -> str:
         except Exception as problem:  # formatting runs the __str__ of every exception in the chain
             text = f"<the traceback could not be formatted: {type(problem).__qualname__}>\n"
     earlier = getattr(error, "remote_traceback", "")
-    if isinstance(earlier, str) and earlier.strip() and earlier.strip() not in text:
+    has_notes = sys.version_info >= (3, 11)  # the earlier one came as a note, which is part of the text then
+    if isinstance(earlier, str) and earlier.strip() and not (has_notes and earlier.strip() in text):
         text = f"{earlier.rstrip()}\n\n{text}" if text else earlier
     if len(text) > _MAX_TRACEBACK_CHARS:
         half = (_MAX_TRACEBACK_CHARS - 64) // 2
