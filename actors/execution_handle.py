@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from actors.address import ClassRef
 from actors.codec import decode, encode
 from actors.errors import (
     CallExpired,
@@ -26,10 +27,21 @@ __all__ = ["ExecutionHandle", "ExecutionStatus"]
 #: After a partition did not answer in time, it is asked again so much later.
 _PAUSE_S: Final = 0.2
 
-#: Calls a method of the object by its name.
-Ask = Callable[..., Awaitable[Any]]
-#: Waits in the object's partition: (execution id, milliseconds) -> plain facts, or None when it takes longer.
-Wait = Callable[[str, int], Awaitable[Any]]
+
+class DurableMethod(Protocol):
+    """A durable function of one object, as a stub has it. Can be pickled."""
+
+    def address(self) -> tuple[ClassRef, str, str]:
+        """Class, key and method name."""
+        ...
+
+    def ask(self, name: str, *args: Any) -> Awaitable[Any]:
+        """Call a method of the object by its name."""
+        ...
+
+    def wait(self, execution_id: str, wait_ms: int) -> Awaitable[Any]:
+        """Wait in the object's partition: plain facts, or None when it takes longer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,39 +69,41 @@ class ExecutionStatus:
 
 
 class ExecutionHandle:
-    """One execution of a durable function. Can be made anew from the object's stub and the id."""
+    """One execution of a durable function. Can be made anew from the object's stub and the id.
 
-    __slots__ = ("_ask", "_wait", "execution_id")
+    Handles of one execution are equal. They can be pickled where stubs can.
+    """
 
-    def __init__(self, ask: Ask, wait: Wait, execution_id: str) -> None:
+    __slots__ = ("_method", "execution_id")
+
+    def __init__(self, method: DurableMethod, execution_id: str) -> None:
         """Applications get it from `stub.function.start(...)` or `stub.function.execution(id)`."""
-        self._ask = ask
-        self._wait = wait
+        self._method = method
         self.execution_id = execution_id
 
     @classmethod
     async def start(
-        cls, ask: Ask, wait: Wait, method: str, execution_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cls, method: DurableMethod, execution_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ExecutionHandle:
         """Begin an execution, or find the one of this id."""
-        handle = cls(ask, wait, execution_id)
-        await ask("execution:start", method, handle.execution_id, encode([list(args), kwargs]))
-        return handle
+        _, _, name = method.address()
+        await method.ask("execution:start", name, execution_id, encode([list(args), kwargs]))
+        return cls(method, execution_id)
 
     async def status(self) -> ExecutionStatus:
         """How far it is. Raises `UnknownExecution`."""
-        return _status(await self._ask("execution:status", self.execution_id))
+        return _status(await self._method.ask("execution:status", self.execution_id))
 
     async def cancel(self) -> bool:
         """End it, behind the step that runs; False when it has ended. What its steps have done stays, and nothing of
         its function runs any more. Raises `UnknownExecution`."""
-        canceled: bool = await self._ask("execution:cancel", self.execution_id)
+        canceled: bool = await self._method.ask("execution:cancel", self.execution_id)
         return canceled
 
     async def resume(self) -> bool:
         """Let an aborted or a buried execution go on where it was, once what stopped it is repaired; False for others.
         Raises `UnknownExecution`."""
-        resumed: bool = await self._ask("execution:resume", self.execution_id)
+        resumed: bool = await self._method.ask("execution:resume", self.execution_id)
         return resumed
 
     async def result(self, timeout: Any = None) -> Any:
@@ -117,15 +131,30 @@ class ExecutionHandle:
         """What the partition says within the time, or None."""
         wait_ms = MAX_WAIT_MS if left_s is None else max(1, min(MAX_WAIT_MS, int(left_s * 1_000)))
         try:
-            return await asyncio.wait_for(self._wait(self.execution_id, wait_ms), left_s)
+            return await asyncio.wait_for(self._method.wait(self.execution_id, wait_ms), left_s)
         except asyncio.TimeoutError:
             return None
         except (CallOutcomeUnknown, CallExpired, Overloaded, DataMissing):  # nothing was changed: ask again
             await asyncio.sleep(_PAUSE_S if left_s is None else max(0.0, min(_PAUSE_S, left_s)))
             return None
 
+    def _name(self) -> tuple[str, str, str]:
+        """Names the execution among all there are; which function it is of does not matter."""
+        ref, key, _ = self._method.address()
+        return ref.type_name, key, self.execution_id
+
+    def __eq__(self, other: object) -> bool:
+        return self._name() == other._name() if isinstance(other, ExecutionHandle) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._name())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ExecutionHandle, (self._method, self.execution_id)
+
     def __repr__(self) -> str:
-        return f"<ExecutionHandle {self.execution_id!r}>"
+        type_name, key, _ = self._name()
+        return f"<ExecutionHandle {self.execution_id!r} of {type_name}({key!r})>"
 
 
 def _outcome(told: dict[str, Any]) -> Any:

@@ -463,11 +463,15 @@ class ExecutionRun:
 
     def saw(self, row: JournalRow) -> None:
         """The running branch has come to the end of this step, and knows what time it was."""
-        branch = self._branch()
-        branch.now_ms = max(branch.now_ms, row.at_ms)
-        _HERE.set(_Here(self, asyncio.current_task(), branch, branch.now_ms))
+        self.pass_time(row.at_ms)
         if not self.closed:
             self._touch()
+
+    def pass_time(self, now_ms: int) -> None:
+        """It is so late for the running branch, if it was earlier."""
+        branch = self._branch()
+        branch.now_ms = max(branch.now_ms, now_ms)
+        _HERE.set(_Here(self, asyncio.current_task(), branch, branch.now_ms))
 
     def check_room(self, name: str, payload: bytes) -> None:
         """Raises `JournalFull` when the journal has no room for the result."""

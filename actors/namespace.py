@@ -132,16 +132,18 @@ class Method:
         if execution_id is None:
             turn = CURRENT.get()  # one that is run again must start the same execution
             execution_id = uuid.uuid4().hex if turn is None else turn.unique_id("execution")
-        return await ExecutionHandle.start(self._ask, self._wait, self._name, execution_id, args, kwargs)
+        return await ExecutionHandle.start(self, execution_id, args, kwargs)
 
     def execution(self, execution_id: str) -> ExecutionHandle:
         """An execution that was started before, by its id. Asks nobody."""
-        return ExecutionHandle(self._ask, self._wait, execution_id)
+        return ExecutionHandle(self, execution_id)
 
-    def _ask(self, name: str, *args: Any) -> Awaitable[Any]:
+    def ask(self, name: str, *args: Any) -> Awaitable[Any]:
+        """Call another method of the object, by its name."""
         return Method(self._target, name)(*args)
 
-    async def _wait(self, execution_id: str, wait_ms: int) -> Any:
+    async def wait(self, execution_id: str, wait_ms: int) -> Any:
+        """Wait in the object's partition until an execution has ended; None when that takes longer."""
         target, turn = self._target, CURRENT.get()
         if turn is not None:
             turn.check_may_wait(target.ref.type_name, target.key)
@@ -175,6 +177,9 @@ class Method:
             call_id=call_id,
             slot=target.slot,
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (Stub(self._target), self._name)
 
     def __repr__(self) -> str:
         return f"{self._target.ref.type_name}({self._target.key!r}).{self._name}"

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from actors.execution_run import ExecutionRun
     from actors.turn import Turn
 
 __all__ = ["TurnInfo"]
@@ -32,15 +33,24 @@ class TurnInfo:
 
     @property
     def now_ms(self) -> int:
-        """When the turn first began, in epoch ms; the same when it is run again after it called out or synced."""
-        return self._turn.now_ms
+        """When the turn first began, in epoch ms; the same when it is run again after it called out or synced. In a
+        durable function, outside of its steps, this is `ctx.now_ms`."""
+        run = self._run
+        return self._turn.now_ms if run is None else run.now_ms()
 
     @property
     def now(self) -> datetime:
         """`now_ms` as an aware datetime in UTC."""
-        return datetime.fromtimestamp(self._turn.now_ms / 1_000, tz=timezone.utc)
+        return datetime.fromtimestamp(self.now_ms / 1_000, tz=timezone.utc)
 
     @property
     def random(self) -> random.Random:
-        """Random numbers drawn from the turn's id."""
-        return self._turn.random()
+        """Random numbers drawn from the turn's id. In a durable function, outside of its steps, this is `ctx.random`."""
+        run = self._run
+        return self._turn.random() if run is None else run.here().random
+
+    @property
+    def _run(self) -> ExecutionRun | None:
+        """The run of a durable function whose own code runs. Each of its segments is another turn, so what belongs to
+        the turn would be something else at a replay."""
+        return self._turn.execution if self._turn.outside_step else None

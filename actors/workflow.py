@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import datetime, timezone
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from actors.codec import decode, encode
+from actors.codec import encode
 from actors.containment import failure_of
 from actors.current import IN_STEP
-from actors.errors import AmbiguousEffect, InvalidOption, PromiseTimeout, TransactionClosed, ValueTooLarge
+from actors.errors import AmbiguousEffect, InvalidOption, PromiseTimeout, Rejected, TransactionClosed, ValueTooLarge
 from actors.execution_rows import DONE, EARLY, FAILED_STEP, INTENT, PENDING, RETRY, JournalRow, execution_name
-from actors.execution_run import ENDED_STEP, Branch, ExecutionRun, Parked, RunningStep
+from actors.execution_run import ENDED_STEP, ExecutionRun, Parked, RunningStep
+from actors.execution_ways import gather, wait_for_first
 from actors.promise_token import PromiseAddress, id_of_promise, promise_secret
 from actors.wire_errors import encode_error
 from timers.backoff import RetryPolicy
@@ -63,10 +64,10 @@ def ambiguous_error(run: ExecutionRun, name: str) -> AmbiguousEffect:
 
 
 def failed_step(run: ExecutionRun, step: RunningStep, error: BaseException, now_ms: int) -> dict[str, Any]:
-    """What becomes of the row of a step that has failed once more: the next try, or its end."""
+    """What becomes of the row of a step that has failed once more: the next try, or its end. `Rejected` is the end."""
     attempt = step.row.attempt + 1
     payload = encode_error(error)
-    if step.policy.is_exhausted(attempt):
+    if step.policy.is_exhausted(attempt) or isinstance(error, Rejected):  # that is an answer
         return {"state": FAILED_STEP, "attempt": attempt, "payload": payload, "at_ms": now_ms}
     seed = execution_name(run.row.execution_id, step.row.name, str(step.row.step))
     due_ms = now_ms + step.policy.delay_ms(attempt, seed)
@@ -104,7 +105,7 @@ class DurableContext:
     @property
     def now_ms(self) -> int:
         """When the last step, sleep or promise that was awaited here ended, or else the execution began, in epoch ms.
-        Replays agree."""
+        Replays agree. What other tasks have awaited counts once `gather` or `first` has returned."""
         return self._run.now_ms()
 
     @property
@@ -138,9 +139,10 @@ class DurableContext:
         returned and nothing runs. Its state writes are in the same commit as its result. Await it.
 
         An exception is tried again as `retry` says (default: not at all), each time from the state before, and in the
-        end raised. What the step does to the outside world happens at least once. With `effect="guarded"` it is on
-        record before that the step begins, and `ambiguous` says what to do if the process died in it: "fail" (raise
-        `AmbiguousEffect`), "rerun", or "skip" (take it as done; the result is None).
+        end raised; `Rejected`, the application's own "no", is raised at once. What the step does to the outside world
+        happens at least once. With `effect="guarded"` it is on record before that the step begins, and `ambiguous` says
+        what to do if the process died in it: "fail" (raise `AmbiguousEffect`), "rerun", or "skip" (take it as done; the
+        result is None).
 
         Raises `InvalidOption`, `UnstorableValue`, `TooManySteps`, `NestedStep`, and what the step raises: `JournalFull`
         and `TurnTimeout` among others.
@@ -308,64 +310,23 @@ class DurableContext:
             )
             run.put(known, state=FAILED_STEP, payload=encode_error(error))
 
-    # --- whichever is first ---------------------------------------------------------------------------
+    # --- several at once ------------------------------------------------------------------------------
+
+    def gather(self, *awaitables: Awaitable[Any]) -> Coroutine[Any, Any, list[Any]]:
+        """Wait until all of several have ended (steps, sleeps, promises, coroutines that use the context): their
+        results, in this order. If some raised, the first of those in this order is raised, once all have ended.
+        `now` is then when the last of them ended. Await it. Raises `InvalidOption` for tasks and futures.
+        """
+        return gather(self._run, awaitables)
 
     def first(self, *awaitables: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
         """Wait until one of several has ended (sleeps, promises, coroutines that use the context): its place and its
-        result. If it raised, so does this. Await it.
+        result. If it raised, so does this. Await it. Raises `InvalidOption` for tasks and futures.
 
         The others are given up: their tasks are cancelled, a step of theirs that runs is undone, and they do nothing
         more, also not in `finally` blocks. Who was first is in the journal, so replays agree.
         """
-        run = self._run
-        if not awaitables:
-            raise InvalidOption("ctx.first() needs something to wait for")
-        mine = run.next_step("first", "", encode(len(awaitables)))
-        parent, now_ms = run.here(), run.now_ms()
-        return self._first(mine, [(parent.child(run.row.seed, now_ms), each) for each in awaitables])
-
-    async def _first(self, mine: JournalRow, ways: list[tuple[Branch, Awaitable[Any]]]) -> tuple[int, Any]:
-        run = self._run
-        run.here()
-        known = run.known(mine)
-        if known is None:
-            tasks = [run.start_branch(ways[number][0], self._way(mine, ways, number)) for number in range(len(ways))]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            run.here()
-            if run.known(mine) is None:  # it was cancelled by its own code
-                self._decide(mine, ways, next(number for number, task in enumerate(tasks) if task.done()))
-            known = run.known(mine)
-            assert known is not None
-            place = int(decode(known.payload))
-            for number, task in enumerate(tasks):
-                if number != place:
-                    task.cancel()
-            winner = tasks[place]
-        else:
-            place = int(decode(known.payload))
-            for number, (_, each) in enumerate(ways):
-                if number != place and inspect.iscoroutine(each):
-                    each.close()  # never begun: what it did before it was given up does not count
-            winner = run.start_branch(*ways[place])
-        run.saw(known)
-        return place, await winner
-
-    async def _way(self, mine: JournalRow, ways: list[tuple[Branch, Awaitable[Any]]], number: int) -> Any:
-        """One of several. The first to end says so at once, before another can begin a step."""
-        try:
-            value = await ways[number][1]
-        except Exception:
-            self._decide(mine, ways, number)
-            raise
-        self._decide(mine, ways, number)
-        return value
-
-    def _decide(self, mine: JournalRow, ways: list[tuple[Branch, Awaitable[Any]]], number: int) -> None:
-        run = self._run
-        if not run.is_over and run.read(mine.step) is None:
-            run.put(mine, state=DONE, payload=encode(number))
-            for other, (branch, _) in enumerate(ways):
-                branch.given_up = other != number
+        return wait_for_first(self._run, awaitables)
 
     # --- starting over --------------------------------------------------------------------------------
 

@@ -47,6 +47,10 @@ class No(Rejected):
     pass
 
 
+class Busy(Exception):
+    pass
+
+
 class Bank(DurableObject):
     def charge(self, amount: int) -> int:
         total: int = self.storage.get("charged", 0) + amount
@@ -425,7 +429,7 @@ async def test_attempts_and_delays_count_from_the_end_of_the_failed_run_and_surv
             ran_ms.append(runtime.clock.wall_ms())
             assert Desk.gate is not None
             await Desk.gate.wait()
-            raise No("no")
+            raise Busy("no")
 
         await ctx.step("fails", fails, retry=policy)
 
@@ -440,7 +444,7 @@ async def test_attempts_and_delays_count_from_the_end_of_the_failed_run_and_surv
         await runtime.advance(minutes=30)
     assert len(ran_ms) == 3
     assert ran_ms[1] == failed_ms + HOUR_MS
-    with pytest.raises(No):
+    with pytest.raises(Busy):
         await handle.result()
 
 
@@ -561,7 +565,7 @@ async def test_a_sleep_that_begins_beside_a_step_that_fails_is_not_undone_with_i
         async def fails() -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            raise No("no")
+            raise Busy("no")
 
         async def sleeps() -> int:
             await ctx.sleep("1d")
@@ -573,7 +577,7 @@ async def test_a_sleep_that_begins_beside_a_step_that_fails_is_not_undone_with_i
     handle = await run(runtime, code)
     await runtime.advance(days=1)
     error, woke_ms = await handle.result()
-    assert error == "No('no')"
+    assert error == "Busy('no')"
     assert woke_ms == began + DAY_MS
 
 

@@ -30,6 +30,10 @@ from actors.testing import LocalRuntime
 DAY_MS = 86_400_000
 
 
+class Busy(Exception):
+    pass
+
+
 class Refused(Rejected):
     pass
 
@@ -87,7 +91,7 @@ class Order(DurableObject):
         self.storage["tries"] = self.storage.get("tries", 0) + 1
         if Order.failing > 0:
             Order.failing -= 1
-            raise Refused("not yet")
+            raise Busy("not yet")
         return "done"
 
     @durable
@@ -95,8 +99,8 @@ class Order(DurableObject):
         policy = RetryPolicy(max_attempts=4, base_ms=60_000, factor=2, cap_ms=600_000, jitter=0)
         try:
             return await ctx.step("flaky", self.flaky, retry=policy)
-        except Refused as refusal:
-            return await ctx.step("give up", self.note, f"gave up: {refusal}")
+        except Busy as error:
+            return await ctx.step("give up", self.note, f"gave up: {error}")
 
     def hand_out(self, token: str) -> None:
         Order.tokens.append(token)
