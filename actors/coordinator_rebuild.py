@@ -67,6 +67,8 @@ def rebuild_coordinator(data_dir: Path, now_ms: int) -> Rebuilt:
         if make_engine:
             # Nobody knows how many epochs were given. There were fewer than milliseconds since 1970.
             above = max(now_ms, max((each.highest_lease_epoch for each in facts), default=0))
+            if not make_map:
+                _forget_engine(path, cluster.cluster_id)  # before there is one: this is not asked for twice
             _remove_companions(engine)
             SqliteStore.create(engine, cluster.cluster_id, COORDINATOR, generation=above)
         if make_map:
@@ -80,6 +82,15 @@ def _remove_companions(database: Path) -> None:
     """What was left of a file that is gone would be read into the one that takes its place."""
     for suffix in ("-wal", "-shm", "-journal"):
         database.with_name(database.name + suffix).unlink(missing_ok=True)
+
+
+def _forget_engine(path: Path, cluster_id: str) -> None:
+    """How far the lost engine had come is no measure of the new one, which would be taken for an older copy."""
+    store = CoordinatorStore.open(path, cluster_id)
+    try:
+        store.forget_engine()
+    finally:
+        store.close()
 
 
 def _owners(facts: list[PartitionFacts]) -> tuple[list[int], list[int]]:

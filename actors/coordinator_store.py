@@ -97,6 +97,7 @@ READ_CLASS = "SELECT type_name, module, qualname, shipped, run_id FROM classes W
 PUT_DEPLOYED = "INSERT OR REPLACE INTO deployed (id, run_id, runtime_env) VALUES (1, ?, ?)"
 READ_DEPLOYED = "SELECT runtime_env FROM deployed WHERE id = 1 AND run_id = ?"
 RAISE_ENGINE = "UPDATE engine SET commit_seq = max(commit_seq, ?) WHERE id = 1"
+FORGET_ENGINE = "UPDATE engine SET commit_seq = 0 WHERE id = 1"
 READ_ENGINE = "SELECT commit_seq FROM engine WHERE id = 1"
 PUT_CLASS = "INSERT OR REPLACE INTO classes (type_name, module, qualname, shipped, run_id) VALUES (?, ?, ?, ?, ?)"
 
@@ -357,6 +358,10 @@ class CoordinatorStore:
     def raise_engine(self, commit_seq: int) -> None:
         """Record a commit of the engine's file; one below what is known changes nothing."""
         self._db.execute(RAISE_ENGINE, (commit_seq,))
+
+    def forget_engine(self) -> None:
+        """The engine's file is gone for good: the one that takes its place begins to count anew."""
+        self._db.execute(FORGET_ENGINE)
 
     # --- classes --------------------------------------------------------------------------------
 

@@ -23,13 +23,13 @@ _Ways = list[tuple[Branch, Awaitable[Any]]]
 
 
 def _check(awaitables: Sequence[Awaitable[Any]], what: str) -> None:
-    """Raises `InvalidOption` for a task or a future, which has begun, or will, by itself: a replay could neither keep it
-    from that nor number its steps as they were."""
+    """Raises `InvalidOption` for a task or a future. It begins by itself: a replay could neither keep it from that nor
+    number its steps as they were."""
     for each in awaitables:
         if asyncio.isfuture(each):
             raise InvalidOption(
-                f"ctx.{what}() takes sleeps, promises, steps and coroutines, and not {type(each).__name__}: give it the "
-                "coroutine itself, and `ctx.gather(...)` in the place of `asyncio.gather(...)`"
+                f"ctx.{what}() takes sleeps, promises, steps and coroutines, and not {type(each).__name__}: give it "
+                "the coroutine itself, and `ctx.gather(...)` in the place of `asyncio.gather(...)`"
             )
 
 

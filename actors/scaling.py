@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -94,36 +95,33 @@ class Scaling:
                 continue
             epoch = self._epoch(number)
             while self._epoch(number) == epoch:  # it waits while the process is being exchanged
-                self._insist(lambda n=number: self._call(n, "restart", epoch))  # type: ignore[misc]  # noqa: B023
+                self._reach(number, "restart", epoch)
                 self._pause(f"partition {number} comes to rest")
 
     def _exchange(self, number: int) -> None:
         """Put a new actor in the place of a partition's: Ray starts an actor again only as it was made."""
-        self._insist(lambda: self._call(number, "leave"))
+        self._reach(number, "leave")
         end_actor(self._calls, partition_actor(number))
-        description = self._ask("describe")
-
-        def begin() -> None:  # again and again: the old actor's name may be taken for a moment longer
-            placement = placement_of(description)
-            start_partitions(self._calls, self._runtime, description, self._transport, placement, [number])
-            self._calls.call(partition_actor(number), "endpoint", timeout_s=min(_BEGIN_TIMEOUT_S, self._left_s()))
-
-        self._insist(begin)
+        self._make([number])
+        self._reach(number, "endpoint", timeout_s=_BEGIN_TIMEOUT_S)
 
     def _epoch(self, number: int) -> int:
         """The epoch that the partition serves in, once it does."""
-        return int(self._insist(lambda: self._call(number, "endpoint")).epoch)
-
-    def _call(self, number: int, method: str, *args: Any) -> Any:
-        return self._calls.call(partition_actor(number), method, *args, timeout_s=self._left_s())
+        return int(self._reach(number, "endpoint").epoch)
 
     def _start(self, goal: list[int]) -> None:
         """Have an actor for each partition of the goal, also where an earlier change ended before it had made one."""
         placement = placement_of(self._ask("describe"))
-        description = self._insist(lambda: assign_disks(self._calls, self._ask("describe"), placement))
-        start_partitions(self._calls, self._runtime, description, self._transport, placement, goal)
+        self._insist(lambda: assign_disks(self._calls, self._ask("describe"), placement))
+        self._make(goal)
         for number in goal:
-            self._insist(lambda n=number: self._call(n, "endpoint"))  # type: ignore[misc]
+            self._reach(number, "endpoint")
+
+    def _make(self, numbers: list[int]) -> None:
+        """Make actors for those of these partitions that have none. Not waited for."""
+        description = self._ask("describe")
+        placement = placement_of(description)
+        start_partitions(self._calls, self._runtime, description, self._transport, placement, numbers)
 
     def _spread(self, goal: list[int]) -> None:
         self._ask("spread", goal)
@@ -138,14 +136,7 @@ class Scaling:
 
     def _end(self, number: int) -> None:
         """Stop a partition that owns nothing any more, once what its objects still had to deliver has gone out."""
-        while True:
-            try:
-                left = self._calls.call(partition_actor(number), "leftovers", timeout_s=_ASK_TIMEOUT_S)
-            except ActorUnreachable as error:
-                self._pause(str(error))
-                continue
-            if not left:
-                break
+        while left := self._reach(number, "leftovers", timeout_s=_ASK_TIMEOUT_S):
             self._pause(f"partition {number} still has {left}")
         stop_partition(self._calls, number)
         self._ask("remove_partition", number)
@@ -154,6 +145,20 @@ class Scaling:
 
     def _ask(self, method: str, *args: Any) -> Any:
         return self._insist(lambda: self._calls.call(COORDINATOR, method, *args, timeout_s=_ASK_TIMEOUT_S))
+
+    def _reach(self, number: int, method: str, *args: Any, timeout_s: float = math.inf) -> Any:
+        """Ask a partition until it answers, each time for `timeout_s` at most. One without an actor gets one: a change
+        that was cut short may have ended the actor and not have come to what follows."""
+
+        def ask() -> Any:
+            limit_s = min(timeout_s, self._left_s())
+            try:
+                return self._calls.call(partition_actor(number), method, *args, timeout_s=limit_s)
+            except ActorUnreachable:
+                self._make([number])  # also while the name of an actor that was just ended is still taken
+                raise
+
+        return self._insist(ask)
 
     def _insist(self, step: Callable[[], Any]) -> Any:
         while True:

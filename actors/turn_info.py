@@ -45,7 +45,7 @@ class TurnInfo:
 
     @property
     def random(self) -> random.Random:
-        """Random numbers drawn from the turn's id. In a durable function, outside of its steps, this is `ctx.random`."""
+        """Random numbers drawn from the turn's id. In a durable function, outside of its steps, the context's."""
         run = self._run
         return self._turn.random() if run is None else run.here().random
 

@@ -84,6 +84,20 @@ async def test_a_lost_engine_is_made_again_with_epochs_above_all_that_were_given
     await engine.stop()
 
 
+async def test_an_engine_that_is_made_again_is_not_taken_for_an_older_copy(data: Path) -> None:
+    store = CoordinatorStore.open(data / MAP, CLUSTER)
+    store.raise_engine(1_000)
+    store.close()
+    (data / ENGINE).unlink()
+    rebuild_coordinator(data, NOW_MS)
+    store = CoordinatorStore.open(data / MAP, CLUSTER)
+    known = store.engine_commit_seq
+    store.close()
+    engine = await open_engine(data, min_commit_seq=known)
+    assert await grant(engine, "after") > NOW_MS
+    await engine.stop()
+
+
 async def test_what_was_left_of_a_lost_file_is_not_read_into_the_new_one(data: Path) -> None:
     engine = await open_engine(data)
     await grant(engine, "in the log")
