@@ -147,3 +147,14 @@ async def test_a_class_whose_registration_is_on_its_way_is_waited_for(coordinato
 
 async def test_a_class_that_nobody_registers_is_unknown(coordinator: Coordinator) -> None:
     assert await coordinator.class_definition("Cart", wait_ms=1) is None
+
+
+async def test_only_commits_that_a_power_failure_leaves_are_held_against_the_engines_file(data_dir: Path) -> None:
+    known = []
+    for durability, reached in (("normal", 5), ("full", 3), ("normal", 9), ("full", 2)):
+        settings = Settings(lock_wait_ms=0, durability=durability)  # type: ignore[arg-type]
+        opened = await Coordinator.open(CoordinatorConfig(str(data_dir), "c1", "run1", settings))
+        known.append(opened.engine_commit_seq)
+        opened.engine_reached(reached)
+        opened.close()
+    assert known == [0, 0, 0, 3]
