@@ -235,7 +235,7 @@ class Coordinator:
         return self._store.engine_commit_seq if self._config.settings.durability == "full" else 0
 
     def engine_reached(self, commit_seq: int) -> None:
-        """The engine's file has this commit. Not noted with weaker durability: a power failure may take the commit back,
+        """The engine's file has this commit. Not noted with weaker durability: a power failure may take it back,
         which is no sign of a wrong file, also not when the runtime is started with full durability later."""
         if self._config.settings.durability == "full":
             self._store.raise_engine(commit_seq)
