@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from drivers.errors import DataMissing, SnapshotRefused
-from drivers.files import FileLock, fsync_directory
+from drivers.files import COORDINATOR, FileLock, fsync_directory, store_files
 
 __all__ = ["restore", "snapshot"]
 
@@ -32,6 +32,11 @@ def snapshot(data_dir: Path, target: Path) -> int:
     """
     if not (data_dir / _CLUSTER_FILE).exists() and not any((data_dir / "partitions").glob(f"*/{_DATABASES}")):
         raise DataMissing(f"{data_dir} holds no cluster: give the directory that the runtime was started with")
+    if not (data_dir / _CLUSTER_FILE).exists() and any(store_files(data_dir, COORDINATOR).directory.glob(_DATABASES)):
+        raise DataMissing(
+            f"{data_dir} has the coordinator's files but no {_CLUSTER_FILE}: bring that back from a backup first; "
+            "without it the copy would pass as a part of a cluster"
+        )
     with _at_rest(data_dir):
         return _copy(data_dir, target, mark_part=True)
 

@@ -22,6 +22,7 @@ from actors.slot_table import owned_ops
 from drivers.clock import VirtualClock
 from drivers.files import COORDINATOR, FileLock, store_files
 from drivers.native import NativeDriver
+from drivers.snapshot import snapshot
 from timers.lease_sweep import HolderBacklog
 from timers.leases import Holder
 
@@ -170,6 +171,13 @@ def test_what_is_on_record_of_the_engine_only_grows(tmp_path: Path) -> None:
     store = CoordinatorStore.open(tmp_path / MAP, CLUSTER)
     assert store.engine_commit_seq == 7
     store.close()
+
+
+async def test_a_directory_that_has_lost_its_cluster_file_is_not_copied_as_a_part_of_a_cluster(data: Path) -> None:
+    (data / "cluster.json").unlink()
+    with pytest.raises(DataMissing, match=r"coordinator's files but no cluster\.json"):
+        snapshot(data, data / "copy")
+    assert not (data / "copy").exists()
 
 
 async def test_verify_looks_at_the_coordinators_files_too(data: Path) -> None:
