@@ -97,6 +97,7 @@ __all__ = [
     "ReservedName",
     "RowConflict",
     "RuntimeNotStarted",
+    "ScaleSuperseded",
     "ScaleTimeout",
     "SchemaTooNew",
     "SerialTurnsNeeded",
@@ -265,6 +266,10 @@ class ObjectReset(MainspringError):
 
 class MoveRefused(MainspringError):
     """A step of a slot's move can't be done now. The move is called off or begun again; nothing is lost by it."""
+
+
+class ScaleSuperseded(MainspringError):
+    """Somebody else has asked for other partitions meanwhile; the newest wish counts. Nothing was lost."""
 
 
 class ScaleTimeout(MainspringError):

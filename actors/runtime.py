@@ -246,8 +246,8 @@ class Runtime(DeadLetters, CoordinatorViews):
 
         Everything goes on meanwhile: calls of slots that move wait some milliseconds, and nobody sees an error. New
         partitions ask of Ray what those before them did. `progress` is told now and then how far it is. Raises
-        `InvalidOption`, and `ScaleTimeout` after `timeout_s`: what was begun then goes on, and the same call waits for
-        it again.
+        `InvalidOption`, `ScaleSuperseded` when somebody else asks for another number meanwhile, and `ScaleTimeout`
+        after `timeout_s`: what was begun then goes on, and the same call waits for it again.
         """
         self._check_open()
         ensure_no_loop("Runtime.scale()")
@@ -261,7 +261,8 @@ class Runtime(DeadLetters, CoordinatorViews):
     def drain(self, node: str, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
         """Move every slot away from the partitions of a node (as `status` names it); blocks until that is done.
 
-        The partitions stay, empty, until the next `scale`. Raises `InvalidOption` and `ScaleTimeout`.
+        The partitions stay, empty, until the next `scale`. Raises `InvalidOption`, `ScaleTimeout` and
+        `ScaleSuperseded`.
         """
         self._check_open()
         ensure_no_loop("Runtime.drain()")

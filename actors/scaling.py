@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.address import SLOTS
-from actors.errors import InvalidOption, ScaleTimeout
+from actors.errors import InvalidOption, ScaleSuperseded, ScaleTimeout
 from actors.launch import assign_disks, end_actor, placement_of, start_partitions, stop_partition
 from actors.ray_calls import COORDINATOR, ActorUnreachable, RayCalls, partition_actor
 from actors.ray_directory import Transport
@@ -54,7 +54,8 @@ class Scaling:
         self._deadline = time.monotonic() + timeout_s
 
     def to(self, partitions: int) -> tuple[int, ...]:
-        """Have so many partitions; the numbers of those there are then. Raises `InvalidOption`, `ScaleTimeout`."""
+        """Have so many partitions; the numbers of those there are then. Raises `InvalidOption`, `ScaleTimeout`,
+        `ScaleSuperseded`."""
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= SLOTS:
             raise InvalidOption(f"partitions = {partitions!r}: a runtime has 1 to {SLOTS} partitions")
         present = set(self._ask("describe").partitions)
@@ -71,7 +72,7 @@ class Scaling:
     def away_from(self, node: str) -> tuple[int, ...]:
         """Move every slot away from the partitions of a node; the partitions that have them then.
 
-        Raises `InvalidOption` when no partition is elsewhere, or none there, and `ScaleTimeout`.
+        Raises `InvalidOption` when no partition is elsewhere, or none there, `ScaleTimeout` and `ScaleSuperseded`.
         """
         records = self._ask("status").partitions
         goal = sorted(record.partition for record in records if record.node != node)
@@ -128,6 +129,12 @@ class Scaling:
         while True:
             told: dict[str, Any] = self._ask("move_progress")
             self._report(told)
+            if told["goal"] not in (None, sorted(goal)):
+                raise ScaleSuperseded(
+                    f"the slots of runtime {self._runtime!r} were to go to partitions {sorted(goal)}; somebody else "
+                    f"has sent them to {told['goal']} meanwhile, and the newest wish counts. Look at `status`, and "
+                    "ask again if this one still holds."
+                )
             if told["goal"] == sorted(goal) and not told["running"] and told["error"] is None:
                 return
             if not told["running"]:  # a coordinator that was restarted meanwhile, or one that met an error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors import scaling
-from actors.errors import ActorUnreachable
+from actors.errors import ActorUnreachable, ScaleSuperseded
 from actors.ray_calls import COORDINATOR, partition_actor
 from actors.scaling import Scaling
 
@@ -125,3 +125,13 @@ def test_a_deployment_of_the_code_as_it_is_after_one_with_an_environment_was_cut
     cluster.ends_before = ""
     Scaling(cluster, "r", "link", timeout_s=5).roll()  # type: ignore[arg-type]
     assert cluster.actors == {partition_actor(number): 2 for number in range(3)}
+
+
+def test_who_asks_for_other_partitions_meanwhile_wins_and_the_first_is_told(cluster: Cluster) -> None:
+    def spread(goal: list[int]) -> None:
+        cluster.goal = [0, 1, 2]  # somebody else's wish comes right after
+
+    cluster.spread = spread  # type: ignore[method-assign]
+    with pytest.raises(ScaleSuperseded, match=r"to partitions \[0, 1\]; somebody else .* to \[0, 1, 2\]"):
+        Scaling(cluster, "r", "link", timeout_s=5).to(2)  # type: ignore[arg-type]
+    assert cluster.recorded == [0, 1, 2]
