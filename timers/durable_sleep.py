@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from timers.errors import SleepDropped, TooManySteps
 
@@ -23,6 +23,7 @@ __all__ = [
     "Sleep",
     "SleepStore",
     "StepCounter",
+    "TimerId",
     "WaitEvent",
     "Waiter",
     "Waits",
@@ -42,13 +43,16 @@ MIN_POLL_MS: Final = 1
 #: beyond it look by themselves every poll interval. Sleepers have no such bound: their row says when they end.
 MAX_PROMISE_WAITERS: Final = 1_000
 
+#: The name of one sleep, derived from its execution and step.
+TimerId: TypeAlias = uuid.UUID
+
 _ID_BYTES: Final = 16
 _STEP_BYTES: Final = 4
 _TIMER_CONTEXT: Final = b"ms-timer-id"
 _PROMISE_CONTEXT: Final = b"ms-promise-id"
 
 
-def timer_id(execution: bytes, step: int) -> uuid.UUID:
+def timer_id(execution: bytes, step: int) -> TimerId:
     """Names the sleep that is this step of the execution: the same whenever the step is run again."""
     return _derived(_TIMER_CONTEXT, execution, step)
 
@@ -95,7 +99,7 @@ class StepCounter:
 class Sleep:
     """One sleep, as it is stored. `due_ms` is epoch milliseconds of wall time."""
 
-    timer_id: uuid.UUID
+    timer_id: TimerId
     execution: bytes
     due_ms: int
     fired: bool = False
@@ -104,7 +108,7 @@ class Sleep:
 class SleepStore(Protocol):
     """Where a sleeper keeps its sleep."""
 
-    async def state(self, timer_id: uuid.UUID) -> Sleep | None:
+    async def state(self, timer_id: TimerId) -> Sleep | None:
         """The stored sleep, or None when it was never armed, or was dropped."""
         ...
 
@@ -112,7 +116,7 @@ class SleepStore(Protocol):
         """Store the sleep if there is none of its id; one that is there stays as it is."""
         ...
 
-    async def mark_fired(self, timer_id: uuid.UUID) -> bool:
+    async def mark_fired(self, timer_id: TimerId) -> bool:
         """Change an unfired sleep to fired. True for the one who did; False when there was nothing to change."""
         ...
 
@@ -182,7 +186,7 @@ class Waits:
         self._waiting: dict[uuid.UUID, set[_Interest]] = {}
         self.promise_waiters = 0
 
-    def timer(self, timer_id: uuid.UUID) -> Waiter:
+    def timer(self, timer_id: TimerId) -> Waiter:
         """Interest in a sleep; there may be any number."""
         return self._register(timer_id, is_promise=False)
 
@@ -253,7 +257,7 @@ class DueSleeps(Protocol):
         a later page would be late by a whole interval."""
         ...
 
-    async def mark_fired(self, timer_id: uuid.UUID) -> bool: ...
+    async def mark_fired(self, timer_id: TimerId) -> bool: ...
 
 
 class DurableTimerService:
