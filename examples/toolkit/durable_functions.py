@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from actors import DurableContext, DurableObject, Rejected, RetryPolicy, durable
+from actors import DurableContext, DurableObject, RetryPolicy, durable
 from actors.errors import PromiseTimeout
 from actors.testing import LocalRuntime
 
@@ -13,13 +13,17 @@ from actors.testing import LocalRuntime
 PATIENTLY = RetryPolicy(max_attempts=5, base_ms=60_000, jitter=0)
 
 
+class CardDown(Exception):
+    """Worth another try. A `Rejected` would be a "no", and end the step."""
+
+
 class Card(DurableObject):
     """Somebody's credit card."""
 
     def charge(self, amount: int) -> int:
-        """What was charged in all. Refuses at first."""
+        """What was charged in all. Fails at first."""
         if not self.storage.get("is up"):
-            raise Rejected("try again later")
+            raise CardDown("try again later")
         total: int = self.storage.get("charged", 0) + amount
         self.storage["charged"] = total
         return total
@@ -82,7 +86,7 @@ async def main() -> list[str]:
         orders, card = runtime.namespace(Order), runtime.namespace(Card).get("visa")
         lamp = await orders.get("lamp-1").fulfil.start("lamp", 40, execution_id="first")
         chair = await orders.get("chair-1").fulfil.start("chair", 60, execution_id="first")
-        await runtime.advance(seconds=10)  # both charges were refused, and will be tried again
+        await runtime.advance(seconds=10)  # both charges failed, and will be tried again
         await runtime.crash()
         await card.repair()
         await runtime.advance(hours=1)
