@@ -15,11 +15,12 @@ import hashlib
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+from weakref import WeakKeyDictionary
 
 from actors.codec import decode
 from actors.containment import shown
@@ -155,6 +156,8 @@ class ExecutionRun:
         self.bytes = 0
         #: steps that were made and not awaited so far: name and coroutine
         self.unawaited: dict[int, tuple[str, Coroutine[Any, Any, Any]]] = {}
+        #: what each gather or first waits for, to be dropped with it when it never begins
+        self.groups: WeakKeyDictionary[Awaitable[Any], list[Awaitable[Any]]] = WeakKeyDictionary()
         self.diverged: ExecutionDiverged | None = None
         #: why the segment must fail as a whole: nothing that the function may decide by
         self.broken: Exception | None = None
@@ -345,7 +348,15 @@ class ExecutionRun:
         task = asyncio.ensure_future(run())
         self._watch(task)
         task.add_done_callback(lambda each: each.cancelled() or each.exception())  # seen, also of one that is given up
+        task.add_done_callback(lambda each: self.drop([awaitable]))  # of a task that was given up before it began
         return task
+
+    def drop(self, awaitables: Iterable[Awaitable[Any]]) -> None:
+        """Close what has not begun and never will, with all that it would have waited for."""
+        for each in awaitables:
+            if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+                self.drop(self.groups.pop(each, ()))
+                each.close()
 
     def now_ms(self) -> int:
         """What time it is for the running code."""

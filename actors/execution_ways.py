@@ -7,7 +7,6 @@ the loop's order at a replay and not by what happened. Here it follows from the 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
@@ -22,11 +21,12 @@ __all__ = ["gather", "wait_for_first"]
 _Ways = list[tuple[Branch, Awaitable[Any]]]
 
 
-def _check(awaitables: Sequence[Awaitable[Any]], what: str) -> None:
+def _check(run: ExecutionRun, awaitables: Sequence[Awaitable[Any]], what: str) -> None:
     """Raises `InvalidOption` for a task or a future. It begins by itself: a replay could neither keep it from that nor
     number its steps as they were."""
     for each in awaitables:
         if asyncio.isfuture(each):
+            run.drop(awaitables)
             raise InvalidOption(
                 f"ctx.{what}() takes sleeps, promises, steps and coroutines, and not {type(each).__name__}: give it "
                 "the coroutine itself, and `ctx.gather(...)` in the place of `asyncio.gather(...)`"
@@ -49,8 +49,10 @@ def _begin(run: ExecutionRun, ways: _Ways) -> None:
 
 def gather(run: ExecutionRun, awaitables: Sequence[Awaitable[Any]]) -> Coroutine[Any, Any, list[Any]]:
     """See `DurableContext.gather`."""
-    _check(awaitables, "gather")
-    return _gather(run, _ways(run, awaitables))
+    _check(run, awaitables, "gather")
+    waiting = _gather(run, _ways(run, awaitables))
+    run.groups[waiting] = list(awaitables)
+    return waiting
 
 
 async def _gather(run: ExecutionRun, ways: _Ways) -> list[Any]:
@@ -72,16 +74,18 @@ def wait_for_first(run: ExecutionRun, awaitables: Sequence[Awaitable[Any]]) -> C
     """See `DurableContext.first`."""
     if not awaitables:
         raise InvalidOption("ctx.first() needs something to wait for")
-    _check(awaitables, "first")
+    _check(run, awaitables, "first")
     mine = run.next_step("first", "", encode(len(awaitables)))
-    return _first(run, mine, _ways(run, awaitables))
+    waiting = _first(run, mine, _ways(run, awaitables))
+    run.groups[waiting] = list(awaitables)
+    return waiting
 
 
 async def _first(run: ExecutionRun, mine: JournalRow, ways: _Ways) -> tuple[int, Any]:
     _begin(run, ways)
     known = run.known(mine)
     if known is None:
-        tasks = [run.start_branch(ways[number][0], _way(run, mine, ways, number)) for number in range(len(ways))]
+        tasks = [_begin_way(run, mine, ways, number) for number in range(len(ways))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -100,12 +104,18 @@ async def _first(run: ExecutionRun, mine: JournalRow, ways: _Ways) -> tuple[int,
         winner = tasks[place]
     else:
         place = int(decode(known.payload))
-        for number, (_, each) in enumerate(ways):
-            if number != place and inspect.iscoroutine(each):
-                each.close()  # never begun: what it did before it was given up does not count
+        # never begun: what they did before they were given up does not count
+        run.drop([each for number, (_, each) in enumerate(ways) if number != place])
         winner = run.start_branch(*ways[place])
     run.saw(known)
     return place, await winner
+
+
+def _begin_way(run: ExecutionRun, mine: JournalRow, ways: _Ways, number: int) -> asyncio.Task[Any]:
+    branch, each = ways[number]
+    way = _way(run, mine, ways, number)
+    run.groups[way] = [each]
+    return run.start_branch(branch, way)
 
 
 async def _way(run: ExecutionRun, mine: JournalRow, ways: _Ways, number: int) -> Any:
