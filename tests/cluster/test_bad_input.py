@@ -246,6 +246,7 @@ def test_a_second_opener_of_a_partition_is_refused_and_told_who_has_it(runtime: 
         driver.open_store(str(runtime.data_dir), runtime.cluster_id, 0, create=False, min_commit_seq=0)
 
 
+@pytest.mark.soak
 def test_data_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     with Runtime.start(tmp_path, 1, name="newer") as runtime:
         runtime.namespace(Ledger).get("a").apply.sync("before")

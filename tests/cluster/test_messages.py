@@ -62,7 +62,11 @@ def wait_sent(runtime: Runtime, sending: asyncio.Future[Any]) -> None:
 
 
 @pytest.mark.parametrize("method", [pytest.param("take", marks=pytest.mark.soak), "take_if_lucky"])
-@pytest.mark.parametrize("killed", [[0, 0], [1, 1], [0, 1], [1, 0]], ids=["source", "target", "both", "both, reversed"])
+@pytest.mark.parametrize(
+    "killed",
+    [[0, 0], [1, 1], [0, 1], pytest.param([1, 0], marks=pytest.mark.soak)],
+    ids=["source", "target", "both", "both, reversed"],
+)
 def test_each_of_1000_messages_is_applied_once_and_in_order_whatever_is_killed_in_the_middle(
     runtime: Runtime, killed: list[int], method: str
 ) -> None:
@@ -86,7 +90,11 @@ def test_each_of_1000_messages_is_applied_once_and_in_order_whatever_is_killed_i
     assert runtime.run_sync(runtime.dead_letters) == []
 
 
-@pytest.mark.parametrize("source", [0, 1], ids=["from another partition", "from its own partition"])
+@pytest.mark.parametrize(
+    "source",
+    [0, pytest.param(1, marks=pytest.mark.soak)],
+    ids=["from another partition", "from its own partition"],
+)
 def test_a_message_that_kills_its_process_becomes_a_dead_letter_of_its_sender_and_the_next_one_is_applied(
     runtime: Runtime, source: int
 ) -> None:

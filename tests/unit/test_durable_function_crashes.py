@@ -83,7 +83,11 @@ async def _check(runtime: LocalRuntime, handle: ExecutionHandle, world: World) -
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["applied", "not_applied"])
-@pytest.mark.parametrize("all_partitions", [True, False], ids=["all_partitions", "the_committing_partition"])
+@pytest.mark.parametrize(
+    "all_partitions",
+    [pytest.param(True, marks=pytest.mark.soak), False],
+    ids=["all_partitions", "the_committing_partition"],
+)
 async def test_state_and_calls_of_an_execution_happen_once_whichever_commit_the_crash_is_at(
     world: World, applied: bool, all_partitions: bool
 ) -> None:

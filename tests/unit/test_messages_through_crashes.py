@@ -73,7 +73,11 @@ async def check(runtime: LocalRuntime, where: str) -> None:
     assert {letter.attempts for letter in letters} <= {RETRY.max_attempts}, where
 
 
-@pytest.mark.parametrize("fails", [0, 2, -1], ids=["nothing raises", "one is retried", "one is buried"])
+@pytest.mark.parametrize(
+    "fails",
+    [pytest.param(0, marks=pytest.mark.soak), 2, -1],
+    ids=["nothing raises", "one is retried", "one is buried"],
+)
 @pytest.mark.parametrize("applied", [True, False], ids=["after the commit", "before the commit"])
 async def test_messages_are_applied_once_and_in_order_whichever_commit_the_crash_is_at(
     applied: bool, fails: int

@@ -71,7 +71,7 @@ def spread(runtime: LocalRuntime) -> list[int]:
     return [counts[number] for number in range(runtime.partition_count)]
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.soak), "file"])
 def place(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"memory": True} if request.param == "memory" else {}
 

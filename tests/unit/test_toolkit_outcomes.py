@@ -631,7 +631,11 @@ AUDITS = [key_in("Audit", partition, PARTITIONS) for partition in range(PARTITIO
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["after_the_commit", "before_the_commit"])
-@pytest.mark.parametrize("everything", [True, False], ids=["all_partitions", "the_committing_partition"])
+@pytest.mark.parametrize(
+    "everything",
+    [pytest.param(True, marks=pytest.mark.soak), False],
+    ids=["all_partitions", "the_committing_partition"],
+)
 @pytest.mark.parametrize("audit", AUDITS, ids=["same_partition", "other_partition"])
 async def test_outcomes_take_effect_once_whichever_commit_the_crash_is_at(
     applied: bool, everything: bool, audit: str
