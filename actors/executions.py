@@ -274,12 +274,12 @@ async def _drive(run: ExecutionRun) -> tuple[str, str, bytes] | None:
     failure: BaseException | None = None
     try:
         result = await run.drive()
+    except (GeneratorExit, KeyboardInterrupt):  # nobody is there to be told anything, not even that the turn is over
+        raise
     except BaseException as error:
         run.turn.check()
         if run.is_over or isinstance(error, Parked):
             return None  # whatever the function made of that
-        if isinstance(error, GeneratorExit | KeyboardInterrupt):
-            raise
         failure = failure_of(error)
     else:
         if run.is_over:

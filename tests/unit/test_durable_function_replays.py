@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from actors import DurableContext, ExecutionHandle, Rejected, RetryPolicy
-from actors.errors import InvalidOption
+from actors import DurableContext, ExecutionHandle, Rejected, RetryPolicy, executions
+from actors.errors import InvalidOption, TurnOver
 from actors.testing import LocalRuntime
 from tests.support.workflows import Flow, World, Wrong
 
@@ -181,3 +181,21 @@ async def test_handles_of_one_execution_are_equal_and_can_be_pickled(runtime: Lo
     arrived = pickle.loads(pickle.dumps(same))
     assert arrived == handle
     assert repr(arrived) == "<ExecutionHandle 'x' of Flow('f')>"
+
+
+async def test_a_segment_that_is_thrown_away_after_its_turn_was_over_ends_without_a_word() -> None:
+    class Thrown:
+        """A run whose turn is over."""
+
+        is_over = False
+
+        @property
+        def turn(self) -> Any:
+            raise TurnOver("this turn has been superseded")
+
+        async def drive(self) -> None:
+            await asyncio.Event().wait()
+
+    segment = executions._drive(Thrown())  # type: ignore[arg-type]
+    segment.send(None)
+    segment.close()  # as it is when its loop has ended before the task could: must not raise
